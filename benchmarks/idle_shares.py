@@ -11,11 +11,11 @@ import torch
 from benchmarks.pipeline_sides import FixedCost, cost, loss
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import Pipeline, schedule, simulate, split
-from rpcbench.pipeline.ops import Ops, gives, needs
-from rpcbench.pipeline.schedules import names
+from rpcbench.pipeline.ops import Ops, needed_results, result_of_op
+from rpcbench.pipeline.schedules import schedule_names
 from rpcbench.pipeline.simulate import Span
 
-SCHEDULES = names()
+SCHEDULES = schedule_names()
 TOLERANCE = 0.03
 """So far may the measured share be from the simulated one."""
 
@@ -80,11 +80,11 @@ def lag(ops: Ops, spans: Iterable[Span]) -> float:
     """Seconds, on average, from the end of an op to the begin of one on another worker that waited for that and for
     nothing else; 0 where none did."""
     at = {span.op: span for span in spans}
-    ended = {gives(op): span for op, span in at.items()}
+    ended = {result_of_op(op): span for op, span in at.items()}
     late = []
     for own in ops:
         for before, op in zip([None, *own], own, strict=False):
-            others = [ended[need] for need in needs(op, 1 + max(span.op.stage for span in at.values()))]
+            others = [ended[need] for need in needed_results(op, 1 + max(span.op.stage for span in at.values()))]
             came = max((span.end for span in others if span.worker != at[op].worker), default=None)
             if came is not None and (before is None or came > at[before].end):
                 late.append(at[op].begin - came)

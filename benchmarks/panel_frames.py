@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.pairs import BenchError
 from rpcbench.base.ids import Row, Table
 from rpcbench.panels import PANELS
-from rpcbench.telemetry.views import World, diff
+from rpcbench.telemetry.views import World, diff_views
 
 ROWS = 1000
 WORKERS = 8
@@ -82,7 +82,7 @@ def frames(name: str, updates: int, per_second: int) -> float:
 
     kind = PANELS[name]
     views = [kind.look(world) for world in worlds(name, updates)]
-    deltas = [diff(before, after) for before, after in pairwise(views)]
+    deltas = [diff_views(before, after) for before, after in pairwise(views)]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         try:

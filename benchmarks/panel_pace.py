@@ -44,16 +44,16 @@ def contexts() -> Iterator[Change]:
 
     def change() -> None:
         kept.append(here.new_context())
-        with here.inside(kept[-1]):
+        with here.enter_context(kept[-1]):
             autograd.backward(kept[-1], [rpc.rpc_sync("worker1", torch.mul, (leaf, 2.0)).sum()])
         if len(kept) > _FEW:
-            here.release(kept.popleft())
+            here.release_context(kept.popleft())
 
     try:
         yield change
     finally:
         for context in kept:
-            here.release(context)
+            here.release_context(context)
 
 
 @contextlib.contextmanager

@@ -170,7 +170,7 @@ def _costs(plan: Plan) -> Iterator[Line]:
 
 def _of_driver(messages: Sequence[Any]) -> Counter[int]:
     """How many messages went from here to each worker, but for telemetry's own."""
-    me = current.current().id
+    me = current.current_agent().id
     return Counter(row["to"] for row in messages if row["from"] == me and row["kind"] != "Notice")
 
 

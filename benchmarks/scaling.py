@@ -130,7 +130,7 @@ def _await_none(cluster: Cluster) -> None:
 
 
 def _owned() -> int:
-    return current.current().machine.ask(lambda node: len(node.rrefs.owned))
+    return current.current_agent().machine.read_node(lambda node: len(node.rrefs.owned))
 
 
 def _typical(run: Callable[[], object]) -> float:

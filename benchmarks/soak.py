@@ -113,8 +113,8 @@ def _read(cluster: Cluster) -> dict[str, Reading]:
 
 def _reading() -> Reading:
     gc.collect()
-    agent = current.current()
-    mine = agent.machine.ask(lambda node: len(node.calls.serving) - (agent.id != 0))  # less the call that asks
+    agent = current.current_agent()
+    mine = agent.machine.read_node(lambda node: len(node.calls.serving) - (agent.id != 0))  # less the call that asks
     return Reading(_memory(), mine + sum(len(table) for table in agent.tables().values()))
 
 

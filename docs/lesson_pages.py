@@ -15,8 +15,8 @@ from urllib.parse import quote
 from make_records import FOLDER, SCENES, Scene
 
 from rpcbench.panels import PANELS
-from rpcbench.panels.replay import page
-from rpcbench.telemetry.recording import load
+from rpcbench.panels.replay import html_page
+from rpcbench.telemetry.recording import load_record
 
 Cell = dict[str, Any]
 RUN = """:::{{admonition}} Run this lesson
@@ -85,5 +85,7 @@ def write_players(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, scene in SCENES.items():
         head = f"<title>{scene.lesson}: a record</title>"
-        html = page(load(FOLDER / f"{name}.json"), PANELS[scene.panel]).replace("<title>rpcbench</title>", head)
+        html = html_page(load_record(FOLDER / f"{name}.json"), PANELS[scene.panel]).replace(
+            "<title>rpcbench</title>", head
+        )
         (folder / f"{name}.html").write_text(html)

@@ -18,8 +18,8 @@ import nbformat
 from nbclient import NotebookClient
 
 from rpcbench.panels import PANELS, MessagesPanel, Panel
-from rpcbench.telemetry.recording import TABLES, Frame, Player, Record, flat, load
-from rpcbench.telemetry.views import diff
+from rpcbench.telemetry.recording import TABLES, Frame, Player, Record, flatten_world, load_record
+from rpcbench.telemetry.views import diff_views
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "records"
@@ -147,10 +147,10 @@ def shortened(record: Record, kind: type[Panel], apart: float) -> Record:
     player, before, seen = Player(record), {}, None
     frames: list[Frame] = []
     for at, (seconds, _, name) in enumerate(record.frames):
-        player.go(at)
-        sections, view = flat(player.world(), tables), kind.look(player.world())
+        player.go_to_frame(at)
+        sections, view = flatten_world(player.world(), tables), kind.look(player.world())
         if name or (view != seen and seconds - frames[-1][0] >= apart):
-            frames.append((round(seconds, 3), diff(before, sections), name))
+            frames.append((round(seconds, 3), diff_views(before, sections), name))
             before, seen = sections, view
     return Record(record.about, tuple(frames))
 
@@ -162,7 +162,7 @@ def make(scene: Scene, path: Path) -> None:
         coded = [nbformat.v4.new_code_cell(source) for source in program(scene, draft)]
         where = {"metadata": {"path": str(ROOT / "notebooks")}}
         NotebookClient(nbformat.v4.new_notebook(cells=coded), kernel_name="python3", resources=where).execute()
-        record = shortened(load(draft), PANELS[scene.panel], scene.apart)
+        record = shortened(load_record(draft), PANELS[scene.panel], scene.apart)
     whole = {**record.about, "made_from": digests(scene), "frames": record.frames}
     path.write_text(json.dumps(whole, separators=(",", ":")) + "\n")
 

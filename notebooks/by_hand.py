@@ -68,7 +68,7 @@ class World:
         self._meet()
         self.rref, fork = self.nodes[NOTEBOOK].rrefs.create_user(OWNER, "Tensor")
         self.held[NOTEBOOK] = fork
-        self._feed(NOTEBOOK, lambda node: node.call(OWNER, _create(self.rref, fork), 0.0, None))
+        self._feed(NOTEBOOK, lambda node: node.start_call(OWNER, _create(self.rref, fork), 0.0, None))
 
     # -- what you can do
     def deliver(self, kind: str) -> World:
@@ -83,9 +83,9 @@ class World:
         if NOTEBOOK not in self.held:
             raise ValueError("notebook has no reference to r any more")
         rrefs = self.nodes[NOTEBOOK].rrefs
-        fork = rrefs.share(self.rref, self.held[NOTEBOOK], "Tensor", OTHER, 0.0)
+        fork = rrefs.share_rref(self.rref, self.held[NOTEBOOK], "Tensor", OTHER, 0.0)
         self._note(NOTEBOOK, "calls worker2 with r")
-        return self._feed(NOTEBOOK, lambda node: node.call(OTHER, _call(fork), 0.0, None))
+        return self._feed(NOTEBOOK, lambda node: node.start_call(OTHER, _call(fork), 0.0, None))
 
     def drop(self, name: str) -> World:
         """A member lets go of its last Python object for r: `del r`."""
@@ -94,7 +94,7 @@ class World:
             raise ValueError(f"{name} has no reference to r")
         fork = self.held.pop(member)
         self._note(member, "drops r")
-        return self._feed(member, lambda node: node.outcome(([], node.rrefs.release(fork))))
+        return self._feed(member, lambda node: node.process_outcome(([], node.rrefs.release_fork(fork))))
 
     def settle(self) -> World:
         """Deliver everything, the oldest message first, until no message is in flight."""
@@ -128,7 +128,7 @@ class World:
     def _meet(self) -> None:
         """At the beginning the workers join, and all know each other."""
         for member in range(len(NAMES)):
-            self._feed(member, lambda node: node.start())
+            self._feed(member, lambda node: node.start_node())
         self.settle()
         self.history.clear()
         self._now = 0
@@ -137,7 +137,7 @@ class World:
         self.letters.remove(letter)
         self._now += 1
         letter.arrow.arrives = self._now
-        return self._feed(letter.to, lambda node: node.handle(letter.source, letter.seq, letter.message, 0.0))
+        return self._feed(letter.to, lambda node: node.handle_message(letter.source, letter.seq, letter.message, 0.0))
 
     def _feed(self, member: int, event: Callable[[Node], fx.Effects]) -> World:
         for effect in event(self.nodes[member]):
@@ -152,7 +152,7 @@ class World:
             self.history.append(arrow)
             self.letters.append(Letter(member, *effect, arrow))
         elif isinstance(effect, fx.Enqueue):
-            self._feed(member, lambda node: node.begin(effect.source, effect.call, 0.0))
+            self._feed(member, lambda node: node.begin_serving(effect.source, effect.call, 0.0))
         elif isinstance(effect, fx.Run):
             self._run(member, effect.message)
         elif isinstance(effect, fx.Free):
@@ -161,7 +161,7 @@ class World:
 
     def _run(self, member: int, message: m.Create | m.Call) -> None:
         if isinstance(message, m.Create):
-            self.nodes[member].rrefs.value_set(self.rref, "Tensor", False)
+            self.nodes[member].rrefs.creation_finished(self.rref, "Tensor", False)
             self.value = "there"
             self._note(member, "makes the value")
         else:
@@ -186,12 +186,12 @@ class World:
 class Careless(RRefs):
     """rpcbench's rules without the `ChildAccept`: a parent forgets its child at once."""
 
-    def share(self, rref: Id, fork: Id | None, type_: str, to: int, now: float) -> m.Fork:
-        child = super().share(rref, fork, type_, to, now)
-        self.unshare(child)  # do not wait for its ChildAccept
+    def share_rref(self, rref: Id, fork: Id | None, type_: str, to: int, now: float) -> m.Fork:
+        child = super().share_rref(rref, fork, type_, to, now)
+        self.withdraw_fork(child)  # do not wait for its ChildAccept
         return child
 
-    def shared(self, fork: m.Fork) -> bool:
+    def is_shared(self, fork: m.Fork) -> bool:
         return True  # send it all the same
 
 
@@ -249,7 +249,7 @@ def every_order(rules: Callable[[int, int], RRefs] = RRefs) -> Trial:
 
 def _key(world: World) -> str:
     """A world without its past."""
-    tables = [(node.rrefs.tables(), sorted(node.rrefs.children)) for node in world.nodes]
+    tables = [(node.rrefs.rref_tables(), sorted(node.rrefs.children)) for node in world.nodes]
     under_way = sorted(letter.key for letter in world.letters)
     return repr((tables, under_way, sorted(world.held), world.value))
 

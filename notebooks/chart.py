@@ -110,11 +110,11 @@ def draw(names: Sequence[str], history: Sequence[Arrow | Note], title: str = "")
     picture = Picture(2 * LEFT + WIDTH * (len(names) - 1), title, tell(names, history))
     top = HEAD + (24 if title else 0)
     if title:
-        picture.text(12, 20, title, "strong")
+        picture.draw_text(12, 20, title, "strong")
     bottom = top + ROW * len(times)
     for member, name in enumerate(names):
-        picture.text(_x(member), top - 26, name, "strong middle")
-        picture.line(_x(member), top - 16, _x(member), bottom, "rule dashed")
+        picture.draw_text(_x(member), top - 26, name, "strong middle")
+        picture.draw_line(_x(member), top - 16, _x(member), bottom, "rule dashed")
     for item in history:
         if isinstance(item, Arrow):
             _arrow(picture, item, {time: top + ROW * row for time, row in times.items()}, bottom)
@@ -141,14 +141,14 @@ def _arrow(picture: Picture, arrow: Arrow, y: dict[float, float], bottom: float)
     way = 1 if x2 > x1 else -1
     if arrow.arrives is None:
         end = (x1 + way * WIDTH / 2, min(y1 + ROW / 2, bottom))
-        picture.line(x1, y1, *end, "line s-orange dashed")
+        picture.draw_line(x1, y1, *end, "line s-orange dashed")
     else:
-        picture.arrow(x1, y1, x2, y[arrow.arrives], arrow.colour)
-    picture.text(x1 + way * 12, y1 - 5, arrow.text, "note" if way > 0 else "note end")
+        picture.draw_arrow(x1, y1, x2, y[arrow.arrives], arrow.colour)
+    picture.draw_text(x1 + way * 12, y1 - 5, arrow.text, "note" if way > 0 else "note end")
 
 
 def _note(picture: Picture, note: Note, y: float) -> None:
     colour = "red" if note.text in BAD else "dim"
     wide = LETTER * len(note.text) + 16
-    picture.rect(_x(note.member) - wide / 2, y - 11, wide, 22, f"f-{colour}", 5)
-    picture.text(_x(note.member), y + 4, note.text, "middle on-blue")
+    picture.draw_rect(_x(note.member) - wide / 2, y - 11, wide, 22, f"f-{colour}", 5)
+    picture.draw_text(_x(note.member), y + 4, note.text, "middle on-blue")

@@ -64,7 +64,7 @@ def own(context_id: int) -> Row | None:
     row: Row | None = agent.tables()["contexts"].get(str(context_id))
     if row is None:
         return None
-    recvs = agent.machine.ask(lambda node: dict(node.contexts.contexts[context_id].recvs))
+    recvs = agent.machine.read_node(lambda node: dict(node.contexts.contexts[context_id].recvs))
     return {**row, "behind": {m: [other for other in recv.behind or () if other != m] for m, recv in recvs.items()}}
 
 

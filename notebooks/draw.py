@@ -54,10 +54,10 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "", title:
     _text(picture, 12, 20, title, "strong")
     y: float = TOP
     for name, row in parts.items():
-        picture.text(12, y + 16, name)
+        picture.draw_text(12, y + 16, name)
         x: float = left
         for kind, size in row.items():
-            picture.rect(x, y, max(0.0, WIDE * size / longest - 1), ROW - 8, f"f-{_colour(kinds, kind)}")
+            picture.draw_rect(x, y, max(0.0, WIDE * size / longest - 1), ROW - 8, f"f-{_colour(kinds, kind)}")
             x += WIDE * size / longest
         _text(picture, x + 6, y + 16, f"{_short(sum(row.values()))}{end}", "note")
         y += ROW
@@ -88,20 +88,20 @@ def curves(
     _text(picture, left, TOP - 6, y, "note")
     for mark in spans[1].marks():
         level = TOP + high * (1 - spans[1].share(mark))
-        picture.line(left, level, left + WIDE, level, "rule")
-        picture.text(left - 8, level + 4, f"{mark:g}", "note end")
+        picture.draw_line(left, level, left + WIDE, level, "rule")
+        picture.draw_text(left - 8, level + 4, f"{mark:g}", "note end")
     for mark in spans[0].marks():
-        picture.text(left + WIDE * spans[0].share(mark), TOP + high + 18, f"{mark:g}", "note middle")
-    picture.text(left + WIDE, TOP + high + 36, x, "note end")
+        picture.draw_text(left + WIDE * spans[0].share(mark), TOP + high + 18, f"{mark:g}", "note middle")
+    picture.draw_text(left + WIDE, TOP + high + 36, x, "note end")
     for name, line in series.items():
         places = [(left + WIDE * spans[0].share(a), TOP + high * (1 - spans[1].share(b))) for a, b in line]
         colour = _colour(list(series), name)
         if name in points:
             for place in places:
-                picture.circle(*place, 4, f"f-{colour}")
+                picture.draw_circle(*place, 4, f"f-{colour}")
         else:
             for (x1, y1), (x2, y2) in itertools.pairwise(places):
-                picture.line(x1, y1, x2, y2, f"line s-{colour}")
+                picture.draw_line(x1, y1, x2, y2, f"line s-{colour}")
     crowded = sum(34 + STRONG * len(name) for name in series) > WIDE - STRONG * len(x)
     coloured = [(name, _colour(list(series), name)) for name in series]
     _legend(picture, coloured, left, TOP + high + (58 if crowded else 36))
@@ -126,15 +126,15 @@ def blocks(rows: Mapping[str, Sequence[Cell]], columns: Sequence[str], title: st
     picture = Picture(left + wide * len(columns) + 20, title, words)
     _text(picture, 12, 20, title, "strong")
     for place, column in enumerate(columns):
-        picture.text(left + wide * (place + 0.5), TOP, column, "note middle")
+        picture.draw_text(left + wide * (place + 0.5), TOP, column, "note middle")
     for line, (name, row) in enumerate(rows.items()):
         y = TOP + 10 + ROW * line
-        picture.text(12, y + 18, name)
+        picture.draw_text(12, y + 18, name)
         for place, cell in enumerate(row):
             if cell is not None:
                 text, colour = (cell, "dim") if isinstance(cell, str) else cell
-                picture.rect(left + wide * place, y, wide - 4, ROW - 4, f"f-{colour}")
-                picture.text(left + wide * (place + 0.5) - 2, y + 18, text, "middle on-blue")
+                picture.draw_rect(left + wide * place, y, wide - 4, ROW - 4, f"f-{colour}")
+                picture.draw_text(left + wide * (place + 0.5) - 2, y + 18, text, "middle on-blue")
     return Drawing(picture.svg(), words)
 
 
@@ -169,19 +169,19 @@ def tables(
     y: float = TOP if title else 20
     for names in lines:
         for number, row in enumerate(rows):
-            picture.text(12, y + head + ROW * number + 18, row)
+            picture.draw_text(12, y + head + ROW * number + 18, row)
         x: float = left
         for name in names:
-            picture.text(x, y, name, "note")
+            picture.draw_text(x, y, name, "note")
             for place, column in enumerate(columns):
-                picture.text(x + wide * (place + 0.5) - 2, y + 18, column, "note middle")
+                picture.draw_text(x + wide * (place + 0.5) - 2, y + 18, column, "note middle")
             for number, cells in enumerate(parts[name]):
                 for place, cell in enumerate(cells):
                     if cell is not None:
                         text, colour = (cell, "dim") if isinstance(cell, str) else cell
                         top = y + head + ROW * number
-                        picture.rect(x + wide * place, top, wide - 4, ROW - 4, f"f-{colour}")
-                        picture.text(x + wide * (place + 0.5) - 2, top + 18, text, "middle on-blue")
+                        picture.draw_rect(x + wide * place, top, wide - 4, ROW - 4, f"f-{colour}")
+                        picture.draw_text(x + wide * (place + 0.5) - 2, top + 18, text, "middle on-blue")
             x += widths[name] + gap
         y += ROW * len(rows) + 30 + head
     return Drawing(picture.svg(), words)
@@ -218,7 +218,7 @@ def matrices(parts: Sequence[Matrix | str], ranks: int = 2, title: str = "", sid
     middle, x = TOP + high / 2, 12.0
     for part in parts:
         if isinstance(part, str):
-            picture.text(x + 8 + LETTER * len(part) / 2, middle + 5, part, "middle")
+            picture.draw_text(x + 8 + LETTER * len(part) / 2, middle + 5, part, "middle")
             x += 22 + LETTER * len(part)
             continue
         wide, tall = side * part.columns, side * part.rows
@@ -233,9 +233,9 @@ def matrices(parts: Sequence[Matrix | str], ranks: int = 2, title: str = "", sid
             elif part.cut == "sum":  # sheets that lie on each other
                 left, top = x + 7 * rank, y + 7 * (rank - (ranks - 1) / 2)
                 across = wide - 7 * (ranks - 1)
-            picture.rect(left, top, across - 2, down - 2, f"f-{colour}")
-        picture.text(x + wide / 2, middle + 5, part.name, "middle on-blue")
-        picture.text(x + wide / 2, TOP + high + 18, f"{part.rows} by {part.columns}", "note middle")
+            picture.draw_rect(left, top, across - 2, down - 2, f"f-{colour}")
+        picture.draw_text(x + wide / 2, middle + 5, part.name, "middle on-blue")
+        picture.draw_text(x + wide / 2, TOP + high + 18, f"{part.rows} by {part.columns}", "note middle")
         x += wide + 14
     shown = [(f"rank {rank}", COLOURS[rank]) for rank in range(ranks)]
     shown += [("whole on each rank", "dim")] if any(not part.cut for part in known) else []
@@ -255,18 +255,18 @@ def lanes(rows: Mapping[str, Sequence[tuple[float, float, str, str]]], unit: str
     _text(picture, 12, 20, title, "strong")
     y: float = TOP - 8
     for name, row in rows.items():
-        picture.text(12, y + 20, name)
-        picture.rect(left, y, WIDE, ROW, "plate")
+        picture.draw_text(12, y + 20, name)
+        picture.draw_rect(left, y, WIDE, ROW, "plate")
         for begin, end, text, colour in row:
             x, width = left + WIDE * axis.share(begin), WIDE * (axis.share(end) - axis.share(begin))
-            picture.rect(x, y + 2, max(1.5, width - 1), ROW - 4, f"f-{colour}")
+            picture.draw_rect(x, y + 2, max(1.5, width - 1), ROW - 4, f"f-{colour}")
             if width > LETTER * len(text) + 4:
-                picture.text(x + width / 2, y + 20, text, "middle on-blue")
+                picture.draw_text(x + width / 2, y + 20, text, "middle on-blue")
         y += ROW + 5
     end = left + WIDE + 3
     for mark in axis.marks():
         x = left + WIDE * axis.share(mark)
-        picture.text(x, y + 14, f"{mark:g}", "note middle")
+        picture.draw_text(x, y + 14, f"{mark:g}", "note middle")
         end = max(end, x + LETTER * len(f"{mark:g}") / 2)
     _text(picture, end + 5, y + 14, unit, "note")
     return Drawing(picture.svg(), words)
@@ -286,14 +286,14 @@ def _colour(kinds: Sequence[str], kind: str) -> str:
 
 def _legend(picture: Picture, coloured: Sequence[tuple[str, str]], x: float, y: float) -> None:
     for name, colour in coloured:
-        picture.circle(x + 5, y - 4, 5, f"f-{colour}")
+        picture.draw_circle(x + 5, y - 4, 5, f"f-{colour}")
         _text(picture, x + 15, y, name, "note")
         x += 34 + STRONG * len(name)
 
 
 def _text(picture: Picture, x: float, y: float, words: str, kind: str) -> None:
     """Words that begin at x, and a picture that is wide enough for them."""
-    picture.text(x, y, words, kind)
+    picture.draw_text(x, y, words, kind)
     letter = STRONG if kind == "strong" else LETTER
     picture.width = max(picture.width, math.ceil(x + letter * len(words) + 6))
 

@@ -136,17 +136,17 @@ class Story:
         words = "\n".join(map(str, self._items))
         x = {name: LEFT + STEP * place for place, name in enumerate(self.members)}
         picture = Picture(2 * LEFT + STEP * (len(self.members) - 1), self.title, words)
-        picture.text(12, 20, self.title, "strong")
+        picture.draw_text(12, 20, self.title, "strong")
         top = TOP + 14
         for name in self.members:
-            picture.text(x[name], top, name, "strong middle")
-            picture.line(x[name], top + 8, x[name], top + 20 + ROW * self._row, "rule dashed")
+            picture.draw_text(x[name], top, name, "strong middle")
+            picture.draw_line(x[name], top + 8, x[name], top + 20 + ROW * self._row, "rule dashed")
         for item in self._items:
             y = top + 6 + ROW * item.sent
             if isinstance(item, Note):
                 wide = LETTER * len(item.words) + 14
-                picture.rect(x[item.member] - wide / 2, y - 11, wide, 20, "plate")
-                picture.text(x[item.member], y + 3, item.words, "middle note")
+                picture.draw_rect(x[item.member] - wide / 2, y - 11, wide, 20, "plate")
+                picture.draw_text(x[item.member], y + 3, item.words, "middle note")
             else:
                 end = None if item.end is None else top + 6 + ROW * item.end
                 _arrow(picture, item, x[item.sender], y, x[item.to], end)
@@ -162,11 +162,11 @@ class Story:
 def _arrow(picture: Picture, arrow: Arrow, x1: float, y1: float, x2: float, y2: float | None) -> None:
     way = 1 if x2 > x1 else -1
     if y2 is not None and not arrow.lost:
-        picture.arrow(x1, y1, x2 - way, y2, "blue")
+        picture.draw_arrow(x1, y1, x2 - way, y2, "blue")
     else:  # half of the way
         x2, colour = (x1 + x2) / 2, "red" if arrow.lost else "amber"
-        picture.line(x1, y1, x2, y1, f"line dashed s-{colour}")
+        picture.draw_line(x1, y1, x2, y1, f"line dashed s-{colour}")
         if arrow.lost:
-            picture.line(x2 - 5, y1 - 5, x2 + 5, y1 + 5, f"line s-{colour}")
-            picture.line(x2 - 5, y1 + 5, x2 + 5, y1 - 5, f"line s-{colour}")
-    picture.text(x1 + 8 * way, y1 - 4, arrow.words, "note" if way > 0 else "note end")
+            picture.draw_line(x2 - 5, y1 - 5, x2 + 5, y1 + 5, f"line s-{colour}")
+            picture.draw_line(x2 - 5, y1 + 5, x2 + 5, y1 - 5, f"line s-{colour}")
+    picture.draw_text(x1 + 8 * way, y1 - 4, arrow.words, "note" if way > 0 else "note end")

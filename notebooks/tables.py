@@ -8,7 +8,7 @@ from typing import Any
 import rpcbench
 import rpcbench.rpc as rpc
 from rpcbench.runtime import current
-from rpcbench.runtime.checks import leaks
+from rpcbench.runtime.checks import find_leaks
 
 PATIENCE = 5.0
 
@@ -55,4 +55,4 @@ def _how(user: Any) -> str:
 
 def own() -> list[Any]:
     """The RRefs of the member that runs this."""
-    return leaks(current.current())
+    return find_leaks(current.current_agent())

@@ -65,10 +65,10 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, and bind `rpcbench` unless that name is taken. Called by `%load_ext rpcbench`."""
     from rpcbench.cli import find_conflict
-    from rpcbench.notebook import magics, warn
+    from rpcbench.notebook import magics, warn_on_stderr
 
     if warning := find_conflict():
-        warn(warning)
+        warn_on_stderr(warning)
     magics.register(shell)
     shell.user_ns.setdefault(__name__, sys.modules[__name__])
 

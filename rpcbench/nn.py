@@ -77,12 +77,12 @@ class RemoteModule(nn.Module):
                 f"module_cls must create the module on the worker, as the class {type(module_cls).__name__} does; this "
                 "is a module already. For one that a worker has, call RemoteModule.init_from_module_rref"
             )
-        if current.find() is None:
+        if current.find_current() is None:
             raise AssertionError(f"RemoteModule only works in RPC. {NOT_INITIALIZED}")
         on, device = _parse_device(remote_device)
         with _name_failed_call(f"the arguments of the module on {on}"):
             given = module_cls, *arguments_of(args, kwargs), device
-            made = current.current().create(on, _make_module, given, label="RemoteModule")
+            made = current.current_agent().create(on, _make_module, given, label="RemoteModule")
             self._init_existing(on, device, cast("RRef[Any]", made))
 
     @staticmethod
@@ -101,7 +101,7 @@ class RemoteModule(nn.Module):
 
     def _set_location(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
         self.on, self.device, self.module_rref = on, device, module_rref
-        targets = current.current().values.routes.to(module_rref.owner().id, False).targets
+        targets = current.current_agent().values.routes.route_to(module_rref.owner().id, False).targets
         # whether calls from here to the module's worker have a device map, by which results come back
         self.is_device_map_set = bool(targets)
 
@@ -121,14 +121,14 @@ class RemoteModule(nn.Module):
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[Any]]:
         """Return an RRef of each parameter, for a DistributedOptimizer; `recurse` False: without submodules'."""
-        asked = self.module_rref.owner(), _wrap_parameters, (self.module_rref, recurse)
-        rrefs: list[RRef[Any]] = current.current().ask(*asked, label="RemoteModule.remote_parameters")
+        arguments = self.module_rref.owner(), _wrap_parameters, (self.module_rref, recurse)
+        rrefs: list[RRef[Any]] = current.current_agent().ask(*arguments, label="RemoteModule.remote_parameters")
         return rrefs
 
     def train(self, mode: bool = True) -> Self:
         """Switch the module on its worker to training mode or, with `mode` False, to evaluation mode."""
-        asked = self.module_rref.owner(), _set_train_mode, (self.module_rref, mode)
-        current.current().ask(*asked, label="RemoteModule.train")
+        arguments = self.module_rref.owner(), _set_train_mode, (self.module_rref, mode)
+        current.current_agent().ask(*arguments, label="RemoteModule.train")
         self.training = mode
         return self
 
@@ -139,7 +139,7 @@ class RemoteModule(nn.Module):
     def to(self, remote_device: str, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Move the module with its parameters to another worker ("worker2" or "worker2/cuda:0"). Existing RRefs of its
         parameters still refer to the old module: request new ones. ValueError for any other argument."""
-        agent = current.current()
+        agent = current.current_agent()
         try:
             on, device = _parse_device(remote_device)
             agent.member(on)

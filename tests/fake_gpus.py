@@ -57,11 +57,11 @@ def fake_gpus(folder: Path, count: int, shown: str | None = None) -> Iterator[Fa
             patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             patch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        gpus.forget()
+        gpus.reset_driver()
         try:
             yield made
         finally:
             sys.modules.pop("pynvml", None)
-            gpus.forget()
+            gpus.reset_driver()
     if find_spec("pynvml") is not None:
         fork_client.stop_idle()

@@ -9,7 +9,7 @@ import pytest
 
 from rpcbench.protocol import backward, delivery
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.backward import BackwardPasses, Contexts, Tally, union
+from rpcbench.protocol.backward import BackwardPasses, Contexts, Tally, union_of_sends
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.delivery import Delivery, Pair
 from rpcbench.protocol.node import Node
@@ -40,35 +40,37 @@ def parents_do_not_wait_for_children(patch: pytest.MonkeyPatch) -> None:
 
 
 def numbers_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    first_time = Delivery.first_time
-    patch.setattr(Delivery, "first_time", lambda self, *which: first_time(self, *which) or True)
+    first_time = Delivery.is_first_time
+    patch.setattr(Delivery, "is_first_time", lambda self, *which: first_time(self, *which) or True)
 
 
 def calls_run_before_their_forks_are_confirmed(patch: pytest.MonkeyPatch) -> None:
-    arrived = Calls.arrived
-    patch.setattr(Calls, "arrived", lambda self, src, message, pending, now: arrived(self, src, message, set(), now))
+    arrived = Calls.request_arrived
+    patch.setattr(
+        Calls, "request_arrived", lambda self, src, message, pending, now: arrived(self, src, message, set(), now)
+    )
 
 
 def nothing_takes_the_number_of_what_was_not_sent(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Pair, seq: int, instead: m.Message) -> fx.Send:
         del self.kept[seq & delivery._COUNT]
-        return self.number(instead)
+        return self.number_message(instead)
 
-    patch.setattr(Pair, "replace", forget)
+    patch.setattr(Pair, "replace_message", forget)
 
 
 def last_words_are_heard(patch: pytest.MonkeyPatch) -> None:
-    handle = Node.handle
+    handle = Node.handle_message
 
     def hear(self: Node, source: int, *rest: Any) -> Any:
         self.gone.pop(source, None)
         return handle(self, source, *rest)
 
-    patch.setattr(Node, "handle", hear)
+    patch.setattr(Node, "handle_message", hear)
 
 
 def rrefs_that_come_home_are_not_kept(patch: pytest.MonkeyPatch) -> None:
-    adopt = RRefs.adopt
+    adopt = RRefs.adopt_fork
 
     def forget(self: RRefs, fork: m.Fork) -> Any:
         outcome = adopt(self, fork)
@@ -76,14 +78,14 @@ def rrefs_that_come_home_are_not_kept(patch: pytest.MonkeyPatch) -> None:
             return outcome[0], outcome[1] + self.drop_fork(fork.rref, fork.fork), outcome[2]
         return outcome
 
-    patch.setattr(RRefs, "adopt", forget)
+    patch.setattr(RRefs, "adopt_fork", forget)
 
 
 def discovery_does_not_wait_for_answers(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: BackwardPasses, context: int, walk: Any, message: int, recvs: Any) -> Any:
-        known, state = self._contexts[context], self._contexts[context].walks[walk]
-        new = [recv for recv in recvs if recv not in state.asked]
-        state.asked.update(dict.fromkeys(new, message))
+        known, state = self._contexts[context], self._contexts[context].backward_passes[walk]
+        new = [recv for recv in recvs if recv not in state.discovered_from]
+        state.discovered_from.update(dict.fromkeys(new, message))
         effects, outbox = self._answer_if_explored(context, walk, state, message)
         return effects, [(known.recvs[recv].source, m.Discover(context, walk, recv)) for recv in new] + outbox
 
@@ -91,11 +93,13 @@ def discovery_does_not_wait_for_answers(patch: pytest.MonkeyPatch) -> None:
 
 
 def messages_say_only_what_is_right_behind_them(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(backward, "union", lambda parts, *more: tuple({*more, *(part[0] for part in parts if part)}))
+    patch.setattr(backward, "union_of_sends", lambda parts, *more: tuple({*more, *(part[0] for part in parts if part)}))
 
 
 def what_is_unknown_is_taken_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(backward, "union", lambda parts, *more: union((part or () for part in parts), *more))
+    patch.setattr(
+        backward, "union_of_sends", lambda parts, *more: union_of_sends((part or () for part in parts), *more)
+    )
 
 
 def reports_count_once_for_all_gradients(patch: pytest.MonkeyPatch) -> None:
@@ -105,15 +109,15 @@ def reports_count_once_for_all_gradients(patch: pytest.MonkeyPatch) -> None:
         self.settled.add(report.message)
         self.awaited.update((one.message, one) for one in report.awaited)
 
-    patch.setattr(Tally, "add", add)
+    patch.setattr(Tally, "add_report", add)
 
 
 def the_root_trusts_that_all_have_come(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Tally, "unused", lambda self: [])
+    patch.setattr(Tally, "unused_sends", lambda self: [])
 
 
 def failed_passes_begin_again(patch: pytest.MonkeyPatch) -> None:
-    failed = BackwardPasses.failed
+    failed = BackwardPasses.pass_failed
 
     def forget(self: BackwardPasses, failure: m.BackwardFailed, *rest: Any) -> Any:
         outcome = failed(self, failure, *rest)
@@ -121,7 +125,7 @@ def failed_passes_begin_again(patch: pytest.MonkeyPatch) -> None:
             self._contexts[failure.context].failed.clear()
         return outcome
 
-    patch.setattr(BackwardPasses, "failed", forget)
+    patch.setattr(BackwardPasses, "pass_failed", forget)
 
 
 def failures_are_told_to_the_root_alone(patch: pytest.MonkeyPatch) -> None:
@@ -129,42 +133,44 @@ def failures_are_told_to_the_root_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def late_calls_revive_contexts(patch: pytest.MonkeyPatch) -> None:
-    release = Contexts.release
+    release = Contexts.release_context
 
     def forget(self: Contexts, context: int, told: Iterable[int] = ()) -> Any:
         outcome = release(self, context, told)
         self._released.clear()
         return outcome
 
-    patch.setattr(Contexts, "release", forget)
+    patch.setattr(Contexts, "release_context", forget)
 
 
 def lost_control_messages_are_not_sent_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pair, "again", lambda self, counts: [])
+    patch.setattr(Pair, "retransmit_messages", lambda self, counts: [])
 
 
 def data_that_is_late_counts_as_lost(patch: pytest.MonkeyPatch) -> None:
-    settled = Pair.settled
-    patch.setattr(Pair, "settled", lambda self, fate: settled(self, m.DeliveryReport((*fate.lost, *fate.had), ())))
+    settled = Pair.process_report
+    patch.setattr(
+        Pair, "process_report", lambda self, fate: settled(self, m.DeliveryReport((*fate.lost, *fate.had), ()))
+    )
 
 
 def numbers_that_are_given_up_are_not_burnt(patch: pytest.MonkeyPatch) -> None:
     def fate(self: Pair, message: m.CancelDelivery) -> m.DeliveryReport:
-        had = {count for count in message.counts if count < self.window.floor or count in self.window.ahead}
+        had = {count for count in message.counts if count < self.window.first_missing or count in self.window.ahead}
         return m.DeliveryReport(tuple(set(message.counts) - had), tuple(had))
 
-    patch.setattr(Pair, "fate", fate)
+    patch.setattr(Pair, "make_report", fate)
 
 
 def nothing_is_acknowledged_twice(patch: pytest.MonkeyPatch) -> None:
-    first_time = Delivery.first_time
+    first_time = Delivery.is_first_time
 
     def once(self: Delivery, pair: Pair, seq: int, message: m.Message) -> bool:
         new = first_time(self, pair, seq, message)
         pair.owed -= 0 if new else 1
         return new
 
-    patch.setattr(Delivery, "first_time", once)
+    patch.setattr(Delivery, "is_first_time", once)
 
 
 def numbers_do_not_tell_incarnations(patch: pytest.MonkeyPatch) -> None:
@@ -172,7 +178,7 @@ def numbers_do_not_tell_incarnations(patch: pytest.MonkeyPatch) -> None:
 
 
 def owners_are_taken_for_their_predecessors(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Node, "alive", lambda self, worker, life: True)
+    patch.setattr(Node, "is_alive", lambda self, worker, life: True)
 
 
 def what_was_shared_with_a_predecessor_is_sent(patch: pytest.MonkeyPatch) -> None:
@@ -182,22 +188,22 @@ def what_was_shared_with_a_predecessor_is_sent(patch: pytest.MonkeyPatch) -> Non
 # -- the fast path
 def _is_next(pair: Pair, seq: int) -> bool:
     """Whether it is the next number that is due from its peer, of any incarnation."""
-    return delivery.count_of(seq) == pair.window.floor and not pair.window.ahead
+    return delivery.count_of(seq) == pair.window.first_missing and not pair.window.ahead
 
 
 def messages_taken_briefly_may_come_again(patch: pytest.MonkeyPatch) -> None:
     def came(self: Delivery, pair: Pair, seq: int, message: m.Message) -> None:
         pair.owed += 1
 
-    patch.setattr(Delivery, "came", came)
+    patch.setattr(Delivery, "accept_next", came)
 
 
 def messages_taken_briefly_may_come_early(patch: pytest.MonkeyPatch) -> None:
     def next_from(self: Delivery, peer: int, seq: int) -> Pair | None:
         pair = self.pairs.get(peer) if self.ticking else None
-        return pair if pair is not None and seq >= pair.first + pair.window.floor else None
+        return pair if pair is not None and seq >= pair.first + pair.window.first_missing else None
 
-    patch.setattr(Delivery, "next_from", next_from)
+    patch.setattr(Delivery, "next_in_order", next_from)
 
 
 def messages_taken_briefly_may_be_for_a_predecessor(patch: pytest.MonkeyPatch) -> None:
@@ -205,7 +211,7 @@ def messages_taken_briefly_may_be_for_a_predecessor(patch: pytest.MonkeyPatch) -
         pair = self.pairs.get(peer) if self.ticking else None
         return pair if pair is not None and _is_next(pair, seq) else None
 
-    patch.setattr(Delivery, "next_from", next_from)
+    patch.setattr(Delivery, "next_in_order", next_from)
 
 
 def messages_taken_briefly_are_not_acknowledged(patch: pytest.MonkeyPatch) -> None:
@@ -215,20 +221,20 @@ def messages_taken_briefly_are_not_acknowledged(patch: pytest.MonkeyPatch) -> No
             return None
         return pair if _is_next(pair, seq) else None
 
-    patch.setattr(Delivery, "next_from", next_from)
+    patch.setattr(Delivery, "next_in_order", next_from)
 
 
 def answers_are_sent_briefly_to_who_waits_no_more(patch: pytest.MonkeyPatch) -> None:
     def answer(node: Node, to: int, result: m.Result) -> fx.Send | None:
         pair = node.delivery.pairs.get(to)
-        return node.delivery.number(pair, result) if pair is not None and node.delivery.ticking else None
+        return node.delivery.number_message(pair, result) if pair is not None and node.delivery.ticking else None
 
     patch.setattr(Node, "fast_answer", answer)
 
 
 def answers_taken_briefly_leave_the_call(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Calls, "ended", lambda self, call: self.outgoing.get(call))
+    patch.setattr(Calls, "pop_outgoing", lambda self, call: self.outgoing.get(call))
 
 
 def calls_begun_briefly_are_not_known(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Calls, "start", lambda self, *call: None)
+    patch.setattr(Calls, "start_call", lambda self, *call: None)

@@ -46,7 +46,7 @@ def refusal(value: Any) -> str:
 
 
 theirs = {module: names(importlib.import_module(module)) for module in torch_shim._MODULES}
-torch_shim.bind()
+torch_shim.bind_modules()
 for module, there in theirs.items():
     here = importlib.import_module(module)
     for name, value in there.items():

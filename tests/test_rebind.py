@@ -93,7 +93,7 @@ found = [rpc.init_rpc, torch.distributed.rpc.api.rpc_sync, rpc.RRef, autograd.ba
          torch.distributed.nn.RemoteModule, rpc.rref_proxy.RRefProxy]
 print({{thing.__module__.split(".")[0] for thing in found}}, torch.distributed.optim.ZeroRedundancyOptimizer.__name__)
 """
-    done = python("-c", script, environment=torch_shim.environment(environment))
+    done = python("-c", script, environment=torch_shim.extend_environment(environment))
     assert done.stdout == "{'rpcbench'} ZeroRedundancyOptimizer\n", done.stderr
 
 
@@ -145,7 +145,7 @@ try:
 except NotImplementedError as error:
     print(str(error).split()[0])
 """
-    done = python("-c", script, environment=torch_shim.environment(environment))
+    done = python("-c", script, environment=torch_shim.extend_environment(environment))
     assert done.stdout.split() == [
         "False", "True", "True", "True", "True", "True", "False", "torch.distributed.rpc.RemoteProfilerManager",
     ], done.stderr  # fmt: skip
@@ -153,7 +153,7 @@ except NotImplementedError as error:
 
 def test_torch_keeps_its_own_rpc_without_the_command(environment: dict[str, str]) -> None:
     script = "import rpcbench.rpc, torch.distributed.rpc as rpc; print(rpc.init_rpc.__module__)"
-    bound = torch_shim.environment(environment)
+    bound = torch_shim.extend_environment(environment)
     del bound[torch_shim.VARIABLE]
     assert python("-c", script, environment=bound).stdout == "torch.distributed.rpc\n"
 
@@ -162,7 +162,7 @@ def test_a_sitecustomize_of_the_user_runs_too(environment: dict[str, str], tmp_p
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'mine'")
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     script = "import torch.distributed.rpc as rpc; print(mine, rpc.__name__)"
-    assert python("-c", script, environment=torch_shim.environment(environment)).stdout == "mine rpcbench.rpc\n"
+    assert python("-c", script, environment=torch_shim.extend_environment(environment)).stdout == "mine rpcbench.rpc\n"
 
 
 def test_run_with_m_runs_a_module_and_keeps_its_exit_status(environment: dict[str, str], tmp_path: Path) -> None:

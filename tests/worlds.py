@@ -52,7 +52,7 @@ def _world(configs: list[WorldConfig]) -> Iterator[list[Agent]]:
         for each in configs:
             agents.append(start_agent(each))
         until(lambda: all(len(agent.members()) == len(configs) for agent in agents))
-        with current.using(agents[0]):
+        with current.use_agent(agents[0]):
             yield list(agents)  # a test may remove the agents that it ends itself
     finally:
         for agent in reversed(agents):
@@ -99,14 +99,14 @@ def left(agents: list[Agent]) -> dict[str, Any]:
         if not any(row.get("ended") is None for row in own.get("graphs", {}).values()):
             own.pop("graphs", None)
     for agent in agents:
-        if channels := agent.parcels.channels():
+        if channels := agent.parcels.open_channels():
             tables[agent.name]["listens"] = channels
     return {name: rows for name, rows in tables.items() if rows}
 
 
 def address_of(agent: Agent) -> str:
     """The address of an agent for members on its host."""
-    return agent.machine.ask(lambda node: node.members.me.address)
+    return agent.machine.read_node(lambda node: node.members.me.address)
 
 
 @contextlib.contextmanager
@@ -122,9 +122,9 @@ def far_world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agen
                 patch.setenv("RPCBENCH_HOST_ID", host.name)
                 fields = {"remote": "tls://127.0.0.1:0", "leader": leader, **changes}
                 agents.append(start_agent(config(host, number, **fields)))
-            leader = leader or agents[0].machine.ask(lambda node: node.members.me.remote)
+            leader = leader or agents[0].machine.read_node(lambda node: node.members.me.remote)
         until(lambda: all(len(agent.members()) == count for agent in agents))
-        with current.using(agents[0]):
+        with current.use_agent(agents[0]):
             yield list(agents)
     finally:
         for agent in reversed(agents):
@@ -133,4 +133,4 @@ def far_world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agen
 
 def entries(agent: Agent, to: Agent) -> list[StreamConnection]:
     """The connections that one agent has to another."""
-    return [entry.connection for entry in agent._peers._table.all() if entry.peer.id == to.id]
+    return [entry.connection for entry in agent._peers._table.all_entries() if entry.peer.id == to.id]

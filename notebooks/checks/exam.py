@@ -14,7 +14,7 @@ from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.ranks import Ranks
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 
 Tensor = torch.Tensor
 Check = Callable[..., None]
@@ -154,7 +154,7 @@ def gather_uneven(answer: Callable[[Tensor, int, Callable[[Tensor], list[Tensor]
             require(same(given[rank], before[rank]), f"{asked}: `mine` of rank {rank} has changed; work on a copy.")
         require(max(ranks.messages) <= 2, f"{asked}: right, but with {max(ranks.messages)} calls; two are enough.")
         fewest = min(ranks.messages)
-        require(fewest == 2, f"{asked}: right, but with {counted(fewest, 'call')} on a rank; two are wanted.")
+        require(fewest == 2, f"{asked}: right, but with {count_noun(fewest, 'call')} on a rank; two are wanted.")
         require(
             max(ranks.sent) <= max(lengths) + 1,
             f"{asked}: right, but a rank gives {max(ranks.sent)} numbers to all_gather, where "
@@ -187,7 +187,7 @@ def fan_out(answer: Callable[[Callable[[Tensor], Tensor], list[Callable[[Tensor]
         before = x.clone()
         wide = count == 3  # `hidden` has another shape than `x`
         sent = torch.stack([2 * x * x, x]) if wide else 2 * x * x
-        asked = f"{counted(count, 'branch')}"
+        asked = f"{count_noun(count, 'branch')}"
         passed: list[int] = []
         runs: list[int] = []
         copies: list[Tensor] = []
@@ -297,7 +297,7 @@ def _why(log: list[tuple[str, str]], most: int, push: int) -> str:
     since = sum(kind == "push" for kind, _ in log[pulled:place])
     stale = sum(_accepted(log[:place], most)[push - since :])
     return (
-        f"before push {push + 1}, of {name!r}, {counted(since, 'push')} came after the last pull of {name!r}, and the "
+        f"before push {push + 1}, of {name!r}, {count_noun(since, 'push')} came after the last pull of {name!r}, and the "
         f"server made a step with {stale} of them, so it is {'accepted' if stale <= most else 'thrown away'}"
     )
 
@@ -337,7 +337,7 @@ def zero1_step(answer: Callable[..., None]) -> None:
     """`answer(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather)` steps in place."""
     lr, momentum, steps = 0.5, 0.75, 3
     for size, length in ((2, 4), (3, 6), (2, 5), (3, 7), (4, 3), (1, 3), (4, 6)):
-        asked = f"{counted(size, 'rank')}, {length} parameters"
+        asked = f"{count_noun(size, 'rank')}, {length} parameters"
         each = -(-length // size)
         start = torch.arange(1.0, length + 1)
         wholes = [start.clone() for _ in range(size)]
@@ -422,7 +422,7 @@ def embed(answer: Callable[[Tensor, Tensor, int, Callable[[Tensor], None]], Tens
                 answer(each[rank], pieces[rank], firsts[rank], ranks.all_reduce(rank))
             )
         )
-        asked = f"A table of {words} rows on {counted(size, 'rank')}, ids {shown(ids.tolist())}"
+        asked = f"A table of {words} rows on {count_noun(size, 'rank')}, ids {shown(ids.tolist())}"
         wanted = table[ids]
         for rank, rows in enumerate(found):
             told = f"{asked}: rank {rank} returns"
@@ -558,7 +558,7 @@ def recompute(answer: Callable[[list[Callable[[Tensor], Tensor]], Tensor, Tensor
         require(
             chain.kept <= most + 1,
             f"{asked}: {chain.kept} outputs of layers are kept until backward; the inputs of "
-            f"{counted(most, 'segment')} are enough.",
+            f"{count_noun(most, 'segment')} are enough.",
         )
         require(
             isinstance(found, Tensor) and found.shape == x.shape,
@@ -652,7 +652,7 @@ def experts(answer: Callable[..., Tensor]) -> None:
             max(ranks.messages) <= 2, f"{asked}: right, but with {max(ranks.messages)} all-to-alls; two are enough."
         )
         fewest = min(ranks.messages)
-        require(fewest == 2, f"{asked}: right, but with {counted(fewest, 'all-to-all')} on a rank; two are wanted.")
+        require(fewest == 2, f"{asked}: right, but with {count_noun(fewest, 'all-to-all')} on a rank; two are wanted.")
     right("There and back: two all-to-alls, and every answer is in the place of its token.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from checks import exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.pipeline import schedules
 from rpcbench.pipeline.schedules import gpipe
 from rpcbench.pipeline.simulate import simulate
@@ -29,7 +29,7 @@ def idle_share(answer: Callable[[float], float]) -> None:
         wanted = simulate(schedules.one_f_one_b(workers, microbatches)).idle
         require(
             isinstance(share, float | int) and abs(share - wanted) < 1e-9,
-            f"With {counted(workers, 'worker')} and {counted(microbatches, 'micro-batch')} the ratio is {ratio:g}, and "
+            f"With {count_noun(workers, 'worker')} and {count_noun(microbatches, 'micro-batch')} the ratio is {ratio:g}, and "
             f"{wanted:.4f} of the step is idle; you say {shown(share)}.",
         )
     right("25 % of the ideal time is 20 % of the step. Both numbers tell of the same bubble.")
@@ -46,7 +46,7 @@ def enough(answer: Callable[[int, float], int]) -> None:
             number: Any = returned(answer(workers, share))
         require(isinstance(number, int), f"A whole number is wanted, not {shown(number)}.")
         require(number >= 1, f"{number} micro-batches are none; there has to be one at least.")
-        asked = f"for {counted(workers, 'worker')} and {100 * share:g}% at most"
+        asked = f"for {count_noun(workers, 'worker')} and {100 * share:g}% at most"
         require(number < MANY, f"You say {number} {asked}; but far fewer would do.")
         idle = simulate(gpipe(workers, number)).idle
         require(idle <= share + 1e-9, f"You say {number} {asked}; but then {idle:.2%} is idle.")
@@ -87,7 +87,7 @@ def one_f_one_b(answer: Callable[[int, int, int], Sequence[str]]) -> None:
     for workers, microbatches in ((2, 4), (1, 3), (4, 8), (4, 2), (3, 11), (3, 3), (11, 2)):
         lists = schedules.one_f_one_b(workers, microbatches)
         for worker, own in enumerate(lists):
-            asked = f"worker {worker} of {workers} with {counted(microbatches, 'micro-batch')}"
+            asked = f"worker {worker} of {workers} with {count_noun(microbatches, 'micro-batch')}"
             with trying(f"For {asked} it"):
                 words = returned(answer(worker, workers, microbatches))
             require(

@@ -9,7 +9,7 @@ from checks import exercise, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from rpcbench.pipeline import PipelineError, schedule, schedules
-from rpcbench.pipeline.ops import Kind, parse, validate
+from rpcbench.pipeline.ops import Kind, parse_ops, validate_ops
 
 MOST_IDLE, MOST_KEPT = 0.08, 3
 
@@ -55,10 +55,10 @@ def mine(answer: str) -> None:
     """Two workers, four micro-batches, in halves; less idle than MOST_IDLE with MOST_KEPT."""
     require(isinstance(answer, str), "Replace the three dots by the schedule, a text of two lines.")
     with trying("The schedule"):
-        ops = parse(answer)
+        ops = parse_ops(answer)
     require(len(ops) == 2, f"Two workers need two lines; here are {len(ops)}.")
     try:
-        validate(ops, stages=2, microbatches=4, most_live=MOST_KEPT)
+        validate_ops(ops, stages=2, microbatches=4, most_live=MOST_KEPT)
     except PipelineError as error:
         require(False, f"It was refused: {error}.")
     idle = schedule(ops).simulate().idle
@@ -83,9 +83,9 @@ def zero_bubble(answer: Callable[[int, int, int], Sequence[str]]) -> None:
             lines.append(" ".join(_words(found, f"for worker {worker} of {asked}")))
         text = "\n".join(lines)
         try:
-            ops = parse(text)
+            ops = parse_ops(text)
             require(len(ops) == workers, f"For {asked} there are only {len(ops)} lists that are not empty.")
-            validate(ops, stages=workers, microbatches=microbatches, most_live=workers)
+            validate_ops(ops, stages=workers, microbatches=microbatches, most_live=workers)
         except PipelineError as error:
             require(False, f"For {asked} it was refused: {error}. The schedule: {'; '.join(lines)}.")
         length, wanted = schedule(ops).simulate().makespan, 3 * microbatches + workers - 1

@@ -62,10 +62,10 @@ def context() -> Iterator[int]:
     here = recorder()
     context_id = here.new_own_context()
     try:
-        with here.inside(context_id):
+        with here.enter_context(context_id):
             yield context_id
     finally:
-        here.release(context_id)
+        here.release_context(context_id)
 
 
 def backward(
@@ -104,9 +104,9 @@ def backward(
     given: object = roots
     if type(given) is not list and (isinstance(given, torch.Tensor) or not isinstance(given, Iterable)):
         raise TypeError(f"incompatible function arguments: roots is a list of tensors, such as [loss], not {given!r}")
-    recorder().passes.backward(context_id, list(roots), retain_graph, fast=mode == "fast")
+    recorder().passes.run_pass(context_id, list(roots), retain_graph, fast=mode == "fast")
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """Return leaf tensor → gradient, for the leaves of this worker. RuntimeError for an unknown context."""
-    return recorder().gradients(context_id)
+    return recorder().named_gradients(context_id)

@@ -30,7 +30,7 @@ from torch.nn import Parameter
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from rpcbench.base.futures import blocked
+from rpcbench.base.futures import release_slot
 
 Leaves = Sequence[tuple[Tensor, Tensor]]
 _NAMELESS: frozenset[type] = frozenset((Tensor, Parameter))
@@ -46,7 +46,7 @@ class LeafGradients:
     def __len__(self) -> int:
         return len(self._held)
 
-    def leaves(self) -> list[Tensor]:
+    def leaves_with_gradient(self) -> list[Tensor]:
         """Return the leaves with a gradient."""
         return list(self._held)  # one step of the interpreter, so an observer need not wait for the lock
 
@@ -55,39 +55,39 @@ class LeafGradients:
         with self._adding:
             return dict(self._held)
 
-    def under_names(self) -> dict[Tensor, Tensor]:
+    def copy_with_names(self) -> dict[Tensor, Tensor]:
         """Return all gradients as they are now, with names of dimensions if the leaf has some."""
         held = self.copy()
         if named := [leaf for leaf in held if type(leaf) not in _NAMELESS]:
             # A leaf with names has loaded this module already; programs without names never load it.
-            from rpcbench.named.named_tensor import with_names_of
+            from rpcbench.named.named_tensor import gradient_with_names
 
-            held.update((leaf, with_names_of(leaf, held[leaf])) for leaf in named)
+            held.update((leaf, gradient_with_names(leaf, held[leaf])) for leaf in named)
         return held
 
-    def add(self, leaves: Leaves) -> None:
+    def add_gradients(self, leaves: Leaves) -> None:
         """Add gradients of leaves to the present ones."""
         own, held = _unshare_gradients(leaves), self._held  # copies are made before the lock is taken
         with self._adding:
             for leaf, gradient in own:
                 if leaf in held:
                     with torch.no_grad():
-                        gradient = total(held[leaf], gradient)
+                        gradient = sum_gradients(held[leaf], gradient)
                 held[leaf] = gradient
 
-    def replace(self, leaves: Leaves) -> None:
+    def replace_gradients(self, leaves: Leaves) -> None:
         """Replace the gradients of these leaves."""
         own = _unshare_gradients(leaves)
         with self._adding:
             self._held.update(own)
 
-    def scale(self, leaves: Iterable[Tensor], factor: float) -> None:
+    def scale_gradients(self, leaves: Iterable[Tensor], factor: float) -> None:
         """Multiply the gradients of these leaves by a factor; skip leaves without one."""
         with self._adding, torch.no_grad():
             self._held.update((leaf, self._held[leaf] * factor) for leaf in leaves if leaf in self._held)
 
 
-def total(first: Tensor, second: Tensor) -> Tensor:
+def sum_gradients(first: Tensor, second: Tensor) -> Tensor:
     """Return the sum of two gradients of any layouts."""
     # torch adds sparse to dense, and not dense to sparse.
     return first + second if first.layout is torch.strided else second + first
@@ -166,7 +166,7 @@ def reduce_replicas(leaves: Leaves, held: Mapping[Tensor, Tensor]) -> Leaves:
         for leaf in tensors:
             as_before.enter_context(_restore_leaf_after(leaf))
             leaf.grad = _clone_of(held.get(leaf))  # torch adds in place, and the old one may have been returned
-        with blocked():  # the all-reduce waits for the other processes
+        with release_slot():  # the all-reduce waits for the other processes
             torch.autograd.backward(tensors, [gradient for _, gradient in leaves])
         return [(leaf, gradient) for leaf in tensors if (gradient := _clone_of(leaf.grad)) is not None]
 

@@ -70,7 +70,7 @@ def _apply_recorded(function: type[torch.autograd.Function], *args: Any) -> Any:
         return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
-def receive(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
+def attach_recv_node(tensors: Sequence[Tensor], key: Hashable) -> list[Tensor]:
     """Make the tensors of a message that require grad the outputs of one recv node with this `key`; return all tensors.
     They stay the same objects, except views. A tensor that is there twice gets its gradient at its first place."""
     received, outputs = list(tensors), []
@@ -99,7 +99,7 @@ def _no_view(tensor: Tensor) -> Tensor:
     return own
 
 
-def edges(tensors: Sequence[Tensor]) -> list[GradientEdge | None]:
+def gradient_edges(tensors: Sequence[Tensor]) -> list[GradientEdge | None]:
     """Return the edge at which each tensor's gradient will enter the graph, None for tensors without a gradient."""
     recorded = [tensor for tensor in tensors if tensor.requires_grad]
     if not recorded:
@@ -143,7 +143,7 @@ class Ends:
     leaves: list[Any]  # AccumulateGrad nodes
 
     @property
-    def terminals(self) -> list[Any]:
+    def terminal_nodes(self) -> list[Any]:
         """Return all these nodes."""
         return [*self.leaves, *self.recvs.values()]
 
@@ -183,15 +183,15 @@ class Reach(Ends):
                 stack += [child for child, _ in entered[node] if child is not None]
 
 
-def ends(edges: Iterable[GradientEdge | None]) -> Ends:
+def find_ends(edges: Iterable[GradientEdge | None]) -> Ends:
     """Return the nodes at which the gradients of these edges end."""
-    found = ends_within(edges, sys.maxsize)
+    found = find_ends_within(edges, sys.maxsize)
     assert found is not None
     return found
 
 
-def ends_within(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
-    """Do as `ends`, but return None if there are more than `most` nodes, which limits the time."""
+def find_ends_within(edges: Iterable[GradientEdge | None], most: int) -> Ends | None:
+    """Do as `find_ends`, but return None if there are more than `most` nodes, which limits the time."""
     nodes: list[Any] = [*dict.fromkeys([edge.node for edge in edges if edge is not None])]
     seen = {None, *nodes}
     recvs: dict[Any, Any] = {}

@@ -48,7 +48,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rpcbench.autograd.gradients import LeafGradients
-from rpcbench.autograd.graph import Ends, Reach, ends_within, is_leaf, is_recv, leaf_of
+from rpcbench.autograd.graph import Ends, Reach, find_ends_within, is_leaf, is_recv, leaf_of
 from rpcbench.autograd.regions import Grads, LocalPass, Spans
 from rpcbench.base.ids import Id, Row, Table
 from rpcbench.protocol.backward import Sent
@@ -67,7 +67,7 @@ class LeafNames:
         self._shared = shared
         self._known: Any = WeakTensorKeyDictionary()  # leaf → name; weak, so that it keeps no tensor alive
 
-    def of(self, leaves: Iterable[Tensor]) -> list[str]:
+    def names_of(self, leaves: Iterable[Tensor]) -> list[str]:
         """Return a name for each leaf, or ""."""
         leaves = list(leaves)
         unknown = [leaf for leaf in leaves if leaf not in self._known]
@@ -174,9 +174,9 @@ class SeenGraph:
         # In the order of the forward: the roots that a node is below, its name or "", and the message of a recv.
         self._nodes: dict[Any, tuple[frozenset[int], str, int | None]] = {}
 
-    def walk(self, root: int, sent: SentTensors, names: LeafNames) -> None:
+    def add_nodes_below(self, root: int, sent: SentTensors, names: LeafNames) -> None:
         """Note the nodes below a send or the roots, once; of a large graph, when they are known, only its recvs."""
-        if root in self._roots or ((large := ends_within(sent.edges, MOST_NODES) is None) and sent.found is None):
+        if root in self._roots or ((large := find_ends_within(sent.edges, MOST_NODES) is None) and sent.found is None):
             return
         self._roots.add(root)
         if large:
@@ -184,7 +184,7 @@ class SeenGraph:
         # In `Reach` children come first, so this is an order of the forward.
         below = [*sent.found.recvs.values()] if large and sent.found else [*Reach(sent.edges).below]
         leaves = {node: leaf_of(node) for node in below if is_leaf(node)}
-        called = dict(zip(leaves, names.of(leaves.values()), strict=True))
+        called = dict(zip(leaves, names.names_of(leaves.values()), strict=True))
         for node in below:
             roots, name, recv = self._nodes.get(node) or (
                 frozenset(),
@@ -193,7 +193,7 @@ class SeenGraph:
             )
             self._nodes[node] = roots | {root}, name, recv
 
-    def parts(self) -> list[Row]:
+    def part_rows(self) -> list[Row]:
         """Return the parts of the local graph, each as a row."""
         found: dict[frozenset[int], list[tuple[str, int | None]]] = {}
         for roots, name, recv in list(self._nodes.values()):
@@ -201,7 +201,7 @@ class SeenGraph:
         for root in list(self._large):  # without a recv
             if not any(root in roots for roots in found):
                 found[frozenset((root,))] = []
-        shown = [roots for roots, nodes in found.items() if any(map(_is_told, nodes)) or roots & self._large]
+        shown = [roots for roots, nodes in found.items() if any(map(_is_shown, nodes)) or roots & self._large]
         # Weights that several operations share are no part of their own; a leaf that is sent as it is, is one.
         shown += [roots for roots in found if not all(any(root in other for other in shown) for root in roots)]
         return [self._row_of_part(roots, nodes) for roots, nodes in found.items() if roots in shown]
@@ -217,13 +217,13 @@ class SeenGraph:
             ran = spans.get(sum(1 << place for place, root in enumerate(order) if root in roots), ran)
         return {"sends": sorted(roots), "recvs": recvs, "ops": ops[:MOST_OPS], "count": count, "ran": list(ran)}
 
-    def row(self, ended: float | None) -> Row:
+    def row_fields(self, ended: float | None) -> Row:
         """Return the fields of the row that are about messages and parts."""
         most = MOST_MESSAGES if ended is None else None
         sends = [{"message": message, **send} for message, send in list(self.sends.items())[:most]]
         recvs = [{"message": message, "from": source} for message, source in list(self.recvs.items())[:most]]
         times = {"made": self.made, "ended": ended}
-        return {**times, "sends": sends, "recvs": recvs, "parts": self.parts(), **self.stages}
+        return {**times, "sends": sends, "recvs": recvs, "parts": self.part_rows(), **self.stages}
 
 
 def _name_operation(node: Any, leaves: Mapping[Any, str]) -> str:
@@ -242,7 +242,7 @@ def _name_operation(node: Any, leaves: Mapping[Any, str]) -> str:
     return f"{_PLAIN_NAMES.get(name, name)} {module}".rstrip()
 
 
-def _is_told(node: tuple[str, int | None]) -> bool:
+def _is_shown(node: tuple[str, int | None]) -> bool:
     """Return whether a node is a recv, or an operation that does more than reshape."""
     name, recv = node
     return recv is not None or (bool(name) and name.partition(" ")[0] not in _QUIET)
@@ -279,65 +279,65 @@ class GraphEvents:
         self._bystander = Bystander("backward passes")
         self._contexts = contexts
         self._past: Table = {}  # the last rows of released contexts, oldest first
-        self._names = LeafNames(agent.values.present)
-        agent.bus.register("graphs", self._context_table)
+        self._names = LeafNames(agent.values.present_values)
+        agent.bus.register_table("graphs", self._context_table)
 
     @_while_watched
-    def changed(self, kind: str, context: int) -> None:
+    def report_change(self, kind: str, context: int) -> None:
         """Report a change of the leaves, the messages or the regions of a context, or its end."""
-        self._bus.note(kind, "graphs", str(context), partial(self._current_row, context))
+        self._bus.record_change(kind, "graphs", str(context), partial(self._current_row, context))
 
     @_while_watched
-    def sent(
+    def message_sent(
         self, context: int, message: int, sent: Sent, tensors: Sequence[Tensor] = (), kept: SentTensors | None = None
     ) -> None:
         """Note a message that was sent, with its tensors, and their graph where that is known."""
         if (seen := self._graph_of_context(context)) is not None:
             seen.sends[message] = {"to": sent.to, "label": sent.label, **_size_fields(tensors), "back": None}
             if kept is not None:
-                seen.walk(message, kept, self._names)
-            self.changed("MessageSent", context)
+                seen.add_nodes_below(message, kept, self._names)
+            self.report_change("MessageSent", context)
 
     @_while_watched
-    def unsent(self, context: int, message: int) -> None:
+    def send_withdrawn(self, context: int, message: int) -> None:
         """Take a message back that was not sent after all."""
         if (seen := self._graph_of_context(context)) is not None:
             seen.sends.pop(message, None)
 
     @_while_watched
-    def received(self, context: int, message: int, source: int) -> None:
+    def message_received(self, context: int, message: int, source: int) -> None:
         """Note a message that has arrived."""
         if (seen := self._graph_of_context(context)) is not None:
             seen.recvs[message] = source
-            self.changed("MessageReceived", context)
+            self.report_change("MessageReceived", context)
 
     @_while_watched
-    def in_step(self, context: int | None, step: int, modules: Mapping[int, nn.Module]) -> None:
+    def step_began(self, context: int | None, step: int, modules: Mapping[int, nn.Module]) -> None:
         """Note that a context is that of a pipeline's step, with the stages of this worker."""
         if (seen := self._graph_of_context(context)) is not None:
             stages = {str(stage): _module_names(module) for stage, module in modules.items()}
             seen.stages = {"step": step, "stages": stages}
 
     @_while_watched
-    def planned(self, context: int, roots: Mapping[int, SentTensors]) -> Spans | None:
+    def pass_planned(self, context: int, roots: Mapping[int, SentTensors]) -> Spans | None:
         """Note that a pass begins here with these roots; return where to note the regions that run."""
         if (seen := self._graph_of_context(context)) is None:
             return None
         spans = Spans()
         for root, one in roots.items():
-            seen.walk(root, one, self._names)
+            seen.add_nodes_below(root, one, self._names)
         seen.passes.append((tuple(roots), spans))
         return spans
 
     @_while_watched
-    def arrived(self, context: int, message: int) -> None:
+    def gradients_arrived(self, context: int, message: int) -> None:
         """Note that the gradients of a message, or of the roots, have come and will run."""
         if (seen := self._graph_of_context(context)) is not None:
             if message in seen.sends:
                 seen.sends[message] = {**seen.sends[message], "back": time.monotonic()}
-            self.changed("GradientsCame", context)
+            self.report_change("GradientsCame", context)
 
-    def dropped(self, context: int, kept: Recorded | None) -> None:
+    def context_dropped(self, context: int, kept: Recorded | None) -> None:
         """Report the end of a context here; its last row stays until some more have ended."""
         if not self._bus.listening:
             self._past.clear()
@@ -350,13 +350,13 @@ class GraphEvents:
             self._past[str(context)] = {
                 **self._make_row(context, kept),
                 "passes": [],
-                **kept.seen.row(time.monotonic()),
+                **kept.seen.row_fields(time.monotonic()),
             }
         old = [*self._past][:-KEPT]
         for key in old:
             self._past.pop(key, None)
         for key in {str(context), *old}:
-            self.changed("GraphDropped", int(key))
+            self.report_change("GraphDropped", int(key))
 
     def _graph_of_context(self, context: int | None) -> SeenGraph | None:
         """Return the picture of an open context, made if it is new; None if there is none."""
@@ -377,18 +377,20 @@ class GraphEvents:
             return self._past.get(str(context))
         row = self._make_row(context, kept)
         if kept.seen is not None:
-            return {**row, **kept.seen.row(None)}
+            return {**row, **kept.seen.row_fields(None)}
         return row if row["leaves"] or row["passes"] else None
 
     def _make_row(self, context: int, kept: Recorded) -> Row:
-        leaves = kept.gradients.leaves()
+        leaves = kept.gradients.leaves_with_gradient()
         shown = leaves[:MOST_LEAVES]
         # A subclass of Tensor may override `shape` and the like, which would run user code.
         with torch._C.DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-            described = [_leaf_fields(name, leaf) for name, leaf in zip(self._names.of(shown), shown, strict=True)]
+            described = [
+                _leaf_fields(name, leaf) for name, leaf in zip(self._names.names_of(shown), shown, strict=True)
+            ]
         passes = [
-            {"pass": str(walk), "regions": one.local.regions, "ran": one.local.ran}
-            for walk, one in list(kept.passes.items())
+            {"pass": str(pass_id), "regions": one.local.regions, "ran": one.local.ran}
+            for pass_id, one in list(kept.passes.items())
             if one.local is not None
         ]
         more = len(leaves) - len(shown)

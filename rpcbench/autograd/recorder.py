@@ -79,7 +79,7 @@ def same_modes(function: Callable[..., Any]) -> SameModes:
     return SameModes(function, autocast=True)
 
 
-_asked = Counter()  # numbers this process's calls of `accumulate`
+_request_numbers = Counter()  # numbers this process's calls of `accumulate`
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def accumulator() -> Iterator[int]:
     try:
         yield context_id
     finally:
-        here.release(context_id)
+        here.release_context(context_id)
 
 
 def accumulate(into: int, *others: int) -> None:
@@ -116,25 +116,27 @@ def accumulate(into: int, *others: int) -> None:
     """
     here = recorder()
     for context_id in (into, *others):
-        here.recorded(context_id)
+        here.find_record(context_id)
     me = here.agent.id
-    with here.inside(into):
-        _add_up(Id(me, _asked.next(), here.agent.incarnation), into, others, (me,))
+    with here.enter_context(into):
+        _add_up(Id(me, _request_numbers.next(), here.agent.incarnation), into, others, (me,))
 
 
-def _add_up(asked: Id, into: int, others: Sequence[int], told: Sequence[int]) -> None:
+def _add_up(request_id: Id, into: int, others: Sequence[int], notified: Sequence[int]) -> None:
     """Add the gradients of this worker, then call this on the workers that the contexts have reached from here."""
     here = recorder()
-    if not here.first_time(into, asked):
+    if not here.is_first_request(into, request_id):
         return
     workers: set[int] = set()
-    for context_id in set(others) & set(here.contexts()):
-        copies = [(leaf, gradient.clone()) for leaf, gradient in here.gradients(context_id).items()]
-        here.passes.add(into, copies)
+    for context_id in set(others) & set(here.context_ids()):
+        copies = [(leaf, gradient.clone()) for leaf, gradient in here.named_gradients(context_id).items()]
+        here.passes.add_gradients(into, copies)
         workers |= here.known_workers(context_id)
-    workers -= set(told)  # a worker that two paths lead to is called twice: `first_time` makes the call idempotent
-    known = (*told, *workers)
-    args = asked, into, others, known
+    workers -= set(
+        notified
+    )  # a worker that two paths lead to is called twice: `is_first_request` makes the call idempotent
+    known = (*notified, *workers)
+    args = request_id, into, others, known
     for future in [here.agent.call(worker, _add_up, args, label="accumulate") for worker in workers]:
         future.wait()
 
@@ -164,8 +166,8 @@ class AutogradRecorder:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._contexts: dict[int, Recorded] = {}  # changed only under the node's lock, with the node's own contexts
-        self.told = GraphEvents(agent, self._contexts)
-        self.passes = Engine(agent, self.recorded, self.told)
+        self.graph_events = GraphEvents(agent, self._contexts)
+        self.passes = Engine(agent, self.find_record, self.graph_events)
         agent.effects.register(ForgetContext, lambda effect: self._forget_record(effect.context))
         self._machine = agent.machine
         self._lock = threading.Lock()
@@ -178,34 +180,34 @@ class AutogradRecorder:
     def new_context(self) -> int:
         """Make a context that begins on this worker, and return its id."""
         context = global_id(self.agent.id, self._ids.next())
-        self._machine.ask(self._open_context, context)
+        self._machine.read_node(self._open_context, context)
         return context
 
     def _open_context(self, node: Node, context: int) -> None:
-        node.contexts.open(context)
+        node.contexts.open_context(context)
         self._contexts[context] = Recorded()
 
     def new_own_context(self) -> int:
         """Make a context for this thread. RuntimeError if it has one already."""
-        if self.current() is not None:
+        if self.current_context() is not None:
             raise RuntimeError("Already have an autograd context id for this thread.")
         return self.new_context()
 
-    def current(self) -> int | None:
+    def current_context(self) -> int | None:
         return self._current.get()
 
-    def enter(self, context: int | None) -> None:
+    def set_context(self, context: int | None) -> None:
         """Make a context (None: no context) this thread's own from here on."""
         self._current.set(context)
 
-    def inside(self, context: int) -> AbstractContextManager[None]:
+    def enter_context(self, context: int) -> AbstractContextManager[None]:
         return _Inside(self._current, context)
 
-    def release(self, context: int, told: Iterable[int] = ()) -> None:
+    def release_context(self, context: int, notified: Iterable[int] = ()) -> None:
         """Release a context on all workers, except those in `told`, which are notified otherwise."""
-        self._machine.feed(lambda node: node.outcome(node.contexts.release(context, told)))
+        self._machine.feed_event(lambda node: node.process_outcome(node.contexts.release_context(context, notified)))
 
-    def recorded(self, context: int) -> Recorded:
+    def find_record(self, context: int) -> Recorded:
         """Return the record of a context. RuntimeError if there is none."""
         found = self._contexts.get(context)
         if found is None:
@@ -216,45 +218,47 @@ class AutogradRecorder:
 
     def known_workers(self, context: int) -> set[int]:
         """Return the workers with which messages of the context were exchanged."""
-        return self._machine.ask(lambda node: set(node.contexts.contexts[context].known))
+        return self._machine.read_node(lambda node: set(node.contexts.contexts[context].known))
 
-    def contexts(self) -> list[int]:
+    def context_ids(self) -> list[int]:
         return list(self._contexts)
 
     def _forget_record(self, context: int) -> None:
-        self.told.dropped(context, self._contexts.pop(context, None))
+        self.graph_events.context_dropped(context, self._contexts.pop(context, None))
 
     # -- gradients
-    def gradients(self, context: int) -> dict[torch.Tensor, torch.Tensor]:
+    def named_gradients(self, context: int) -> dict[torch.Tensor, torch.Tensor]:
         """Return the gradients of this worker's leaves. RuntimeError for a context without a record."""
-        return self.recorded(context).gradients.under_names()
+        return self.find_record(context).gradients.copy_with_names()
 
-    def scale(self, context: int, leaves: Sequence[torch.Tensor], factor: float) -> None:
-        self.recorded(context).gradients.scale(leaves, factor)
+    def scale_gradients(self, context: int, leaves: Sequence[torch.Tensor], factor: float) -> None:
+        self.find_record(context).gradients.scale_gradients(leaves, factor)
 
-    def first_time(self, context: int, asked: Id) -> bool:
-        """Return True once for each request `asked` to add gradients to a context."""
+    def is_first_request(self, context: int, request_id: Id) -> bool:
+        """Return True once for each request `request_id` to add gradients to a context."""
         with self._lock:
-            summed = self.recorded(context).summed
-            known = asked in summed
-            summed.add(asked)
+            summed = self.find_record(context).summed
+            known = request_id in summed
+            summed.add(request_id)
         return not known
 
     # -- recording
-    def outgoing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self.agent.config.same_modes:
             return same_modes(function)
         return function if torch.is_grad_enabled() else SameModes(function, autocast=False)
 
-    def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
-        edges = graph.edges(tensors) if tensors else []  # cuts the graph before the lock is taken: it runs torch code
+    def record_send(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
+        edges = (
+            graph.gradient_edges(tensors) if tensors else []
+        )  # cuts the graph before the lock is taken: it runs torch code
         if not any(edges):
-            return self._machine.ask(self._record_send, context, Sent(to, label), (), False, None)
-        found = graph.ends_within(edges, _GLANCE)
+            return self._machine.read_node(self._record_send, context, Sent(to, label), (), False, None)
+        found = graph.find_ends_within(edges, _GLANCE)
         recvs, sent, kept = None if found is None else [*found.recvs], Sent(to, label), SentTensors(edges, found)
-        scope = self._machine.ask(self._record_send, context, sent, recvs, True, kept)
+        scope = self._machine.read_node(self._record_send, context, sent, recvs, True, kept)
         if scope is not None:
-            self.told.sent(context, scope.message, sent, tensors, kept)
+            self.graph_events.message_sent(context, scope.message, sent, tensors, kept)
         return scope
 
     def _record_send(
@@ -276,14 +280,14 @@ class AutogradRecorder:
             found = self._contexts[context] = Recorded()
         return found
 
-    def received(self, scope: Scope, tensors: list[torch.Tensor], source: int, back: Route) -> list[torch.Tensor]:
+    def record_receive(self, scope: Scope, tensors: list[torch.Tensor], source: int, back: Route) -> list[torch.Tensor]:
         recorded = any(map(_RECORDED, tensors))
-        kept = self._machine.ask(self._record_recv, scope, source, recorded)
+        kept = self._machine.read_node(self._record_recv, scope, source, recorded)
         if kept is None or not recorded:
             return tensors
-        self.told.received(scope.context, scope.message, source)
+        self.graph_events.message_received(scope.context, scope.message, source)
         kept.backs[scope.message] = back
-        received = graph.receive(tensors, scope.message)
+        received = graph.attach_recv_node(tensors, scope.message)
         kept.recvs[scope.message] = next(filter(_RECORDED, received)).grad_fn
         return received
 
@@ -291,47 +295,47 @@ class AutogradRecorder:
         """Record a received message, under the node's lock; None if the context is over."""
         return self._find_or_make_record(scope.context) if node.contexts.record_recv(scope, source, tensors) else None
 
-    def cut(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
+    def record_cut_send(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
         context = self._current.get()
         if context is None:
             return None
         # Recorded without edges: no backward pass runs through this message.
         sent, recorded = _new(Sent, (to, label)), any(map(_RECORDED, tensors))
-        scope = self._machine.ask(self._record_send, context, sent, (), recorded, None)
+        scope = self._machine.read_node(self._record_send, context, sent, (), recorded, None)
         if recorded and scope is not None:
-            self.told.sent(context, scope.message, sent, tensors)
+            self.graph_events.message_sent(context, scope.message, sent, tensors)
         return scope
 
-    def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
+    def record_cut_receive(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
         recorded = any(map(_RECORDED, tensors))
-        if self._machine.ask(self._record_recv, scope, source, recorded) is not None and recorded:
-            self.told.received(scope.context, scope.message, source)
+        if self._machine.read_node(self._record_recv, scope, source, recorded) is not None and recorded:
+            self.graph_events.message_received(scope.context, scope.message, source)
 
-    def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
+    def note_unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """Warn, once for each function, of a call outside any context that cuts the graph of these tensors."""
         for tensor in tensors:
             # Leaves and calls in no_grad are no mistake: parameters and whole modules are sent to be used elsewhere.
             if tensor.grad_fn is not None and torch.is_grad_enabled():
-                self.warn_of(label, _CUT)
+                self.warn_once(label, _CUT)
 
-    def unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+    def note_unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
         """Warn, once for each worker, if one of these results of a call outside any context gets a gradient."""
         for tensor in tensors:
             # A hook warns only if a backward comes here. A fetched parameter may get gradients on this worker.
             if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
                 tensor.register_hook(_Stays(self, source))  # type: ignore[no-untyped-call]
 
-    def warn_of(self, name: str, text: str) -> None:
+    def warn_once(self, name: str, text: str) -> None:
         """Warn about a function or a worker, at most once."""
         if name not in self._warned:
             self._warned.add(name)
             warnings.warn(text.format(name), UserWarning, stacklevel=3)
 
-    def unsent(self, scope: Scope) -> None:
+    def withdraw_send(self, scope: Scope) -> None:
         kept = self._contexts.get(scope.context)
         if kept is not None:
             kept.sends.pop(scope.message, None)
-            self.told.unsent(scope.context, scope.message)
+            self.graph_events.send_withdrawn(scope.context, scope.message)
 
 
 class _Inside:
@@ -360,13 +364,13 @@ class _Stays:
 
     def __call__(self, _gradient: torch.Tensor) -> None:
         if (here := self._here()) is not None:
-            here.warn_of(here.agent.machine.ask(lambda node: node.name(self._source)), _STAYS)
+            here.warn_once(here.agent.machine.read_node(lambda node: node.member_name(self._source)), _STAYS)
 
 
 def recorder(agent: Agent | None = None) -> AutogradRecorder:
     """Return the recorder of an agent, by default the current one. RuntimeError if RPC is not initialized."""
     try:
-        found = (agent or current.current()).values.recorder
+        found = (agent or current.current_agent()).values.recorder
     except RuntimeError as error:
         raise RuntimeError(f"{error} (Need to initialize distributed autograd, which RPC does.)") from None
     assert isinstance(found, AutogradRecorder), "an agent without distributed autograd"

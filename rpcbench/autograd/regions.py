@@ -48,9 +48,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
-from rpcbench.autograd.gradients import total
-from rpcbench.autograd.graph import Below, Ends, Reach, edge_of, ends, is_leaf, is_recv, leaf_of
-from rpcbench.base.errors import ProtocolError, counted
+from rpcbench.autograd.gradients import sum_gradients
+from rpcbench.autograd.graph import Below, Ends, Reach, edge_of, find_ends, is_leaf, is_recv, leaf_of
+from rpcbench.base.errors import ProtocolError, count_noun
 
 Grads = Sequence["Tensor | None"]
 Portions = list[tuple[GradientEdge, "Tensor | None"]]
@@ -64,7 +64,7 @@ _RUN = "rpcbench.autograd.regions.run"  # key in torch's thread-local storage
 def run_tapped(
     starts: Mapping[GradientEdge, Tensor], ends: Sequence[GradientEdge], taps: Taps, retain_graph: bool
 ) -> tuple[Grads, Portions]:
-    """Run backward from `starts`; return the gradients at `ends`, after tensor hooks, and on the tapped edges."""
+    """Run backward from `starts`; return the gradients at `end_edges`, after tensor hooks, and on the tapped edges."""
     if not taps:
         return _compute_gradients(starts, ends, retain_graph), []
     taken: dict[int, Portions] = {}
@@ -164,13 +164,13 @@ class Region:
         self.entries: dict[GradientEdge, Tensor] = {}  # gradients that have entered so far
         self.sums: set[GradientEdge] = set()  # entries that are sums made here, so they may be changed in place
 
-    def ends(self) -> list[GradientEdge]:
+    def end_edges(self) -> list[GradientEdge]:
         """Return the ends: the leaves, one edge for each tensor of the recvs, and the shared leaves."""
         leaves = map(edge_of, zip(self.leaves, repeat(0), repeat(None)))
         recvs = [GradientEdge(recv, number) for recv in self.recvs for number in range(sum(recv.wanted))]
         return [*leaves, *recvs, *self.shared]
 
-    def add(self, edge: GradientEdge, grad: Tensor) -> None:
+    def add_gradient(self, edge: GradientEdge, grad: Tensor) -> None:
         """Add a gradient that enters by this edge."""
         before = self.entries.get(edge)
         if before is None:
@@ -178,7 +178,7 @@ class Region:
         elif edge in self.sums and before.layout is torch.strided:
             before += grad
         else:
-            self.entries[edge] = total(before, grad)
+            self.entries[edge] = sum_gradients(before, grad)
             self.sums.add(edge)
 
 
@@ -189,7 +189,7 @@ class RegionOrder:
         self.part_of: dict[Any, Region] = {}
         # `found` has the ends of all roots, or is empty. It takes far less time than `Reach`, which maps every node.
         if len(roots) == 1 and not found:
-            found = [ends(roots[0])]
+            found = [find_ends(roots[0])]
         if found and _is_disjoint(found):
             self.parts = [self._make_whole_region(*one) for one in zip(range(len(roots)), roots, found, strict=True)]
             return
@@ -233,16 +233,16 @@ class RegionOrder:
     def _place_node(self, node: Any, below: Below, roots: int, share: bool) -> None:
         """Put an inner node into its region; its children are in place already."""
         front = self._region_of_roots(roots, False)
-        homes = []
+        child_regions = []
         for child, number in below:
-            home = self.part_of.get(child)
-            if share and home is not front and child is not None and _is_bare_leaf(child):
-                home = front
+            child_region = self.part_of.get(child)
+            if share and child_region is not front and child is not None and _is_bare_leaf(child):
+                child_region = front
                 front.shared[GradientEdge(child, number)] = None
-            homes.append(home)
-        if front in homes:
+            child_regions.append(child_region)
+        if front in child_regions:
             mine = front
-        elif any(homes):
+        elif any(child_regions):
             mine = self._region_of_roots(roots, True)
         else:
             return  # it leads to no end, so no gradient that passes it is needed
@@ -250,7 +250,7 @@ class RegionOrder:
         away = [
             (place, GradientEdge(child, number))
             for place, (child, number) in enumerate(below)
-            if child is not None and homes[place] not in (None, mine)
+            if child is not None and child_regions[place] not in (None, mine)
         ]
         if away:
             mine.taps[node] = away
@@ -260,7 +260,7 @@ def _is_disjoint(found: Sequence[Ends]) -> bool:
     """Return whether no two roots lead to the same leaf or received message."""
     seen: set[Any] = set()
     for one in found:
-        if not seen.isdisjoint(terminals := one.terminals):
+        if not seen.isdisjoint(terminals := one.terminal_nodes):
             return False
         seen.update(terminals)
     return True
@@ -317,17 +317,17 @@ class LocalPass:
         self.spans: Spans | None = None  # noted only while somebody watches
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all roots have arrived, so all regions have run."""
         return not self._missing
 
-    def leaves(self) -> list[tuple[Tensor, Tensor]]:
+    def final_leaves(self) -> list[tuple[Tensor, Tensor]]:
         """Return the leaf tensors that have their final gradients, with these; all leaves when complete."""
         return [
             (leaf, grad) for node, grad in self._leaves if grad is not None and (leaf := node.variable).requires_grad
         ]
 
-    def arrive(self, key: Hashable, grads: Sequence[Tensor | None]) -> list[Fired]:
+    def run_gradients(self, key: Hashable, grads: Sequence[Tensor | None]) -> list[Fired]:
         """Take the gradients of one root, run the regions that they complete, and return the gradients to be sent.
         Errors of user code propagate; the pass is then over. ProtocolError for a wrong root or number of gradients."""
         bit = self._bits.get(key, 0)
@@ -336,7 +336,7 @@ class LocalPass:
         edges = self._roots[key]
         if len(grads) != len(edges):
             raise ProtocolError(
-                f"{counted(len(grads), 'gradient')} came for {key}, which has {counted(len(edges), 'tensor')}"
+                f"{count_noun(len(grads), 'gradient')} came for {key}, which has {count_noun(len(edges), 'tensor')}"
             )
         self._missing &= ~bit
         before = torch.is_grad_enabled()
@@ -354,7 +354,7 @@ class LocalPass:
     def _deliver_gradient(self, edge: GradientEdge, grad: Tensor) -> None:
         part = self._part_of.get(edge.node)
         if part is not None:
-            part.add(edge, grad)
+            part.add_gradient(edge, grad)
 
     def _take_ready_regions(self) -> list[Region]:
         ready = [part for part in self._waiting if not part.roots & self._missing]
@@ -364,12 +364,12 @@ class LocalPass:
     def _run_region(self, part: Region) -> list[Fired]:
         if self.spans is not None:  # a front and its rest have the same roots
             self.spans[part.roots] = self.spans.get(part.roots, [monotonic()])[:1]
-        ends = part.ends()
+        ends = part.end_edges()
         grads: Grads = [None] * len(ends)
         tapped: Portions = []
         if part.entries:
             grads, tapped = run_tapped(part.entries, ends, part.taps, self._retain_graph)
-        left = iter(grads)  # in the order of `ends`
+        left = iter(grads)  # in the order of `end_edges`
         self._leaves += zip(part.leaves, left, strict=False)
         fired = [Fired(recv.key, [next(left) if wanted else None for wanted in recv.wanted]) for recv in part.recvs]
         for edge, grad in chain(zip(part.shared, left, strict=True), tapped):

@@ -58,42 +58,42 @@ class Picture:
         self._title, self._words = title, words
         self._parts: list[str] = []
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
+    def draw_line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
         self._add_element("line", kind, max(y1, y2), x1=x1, y1=y1, x2=x2, y2=y2)
 
-    def rect(self, x: float, y: float, width: float, height: float, kind: str, rx: float = 3) -> None:
+    def draw_rect(self, x: float, y: float, width: float, height: float, kind: str, rx: float = 3) -> None:
         self._add_element("rect", kind, y + height, x=x, y=y, width=max(0.0, width), height=height, rx=rx)
 
-    def circle(self, x: float, y: float, r: float, kind: str) -> None:
+    def draw_circle(self, x: float, y: float, r: float, kind: str) -> None:
         self._add_element("circle", kind, y + r, cx=x, cy=y, r=r)
 
-    def path(self, d: str, kind: str, transform: str = "") -> None:
+    def draw_path(self, d: str, kind: str, transform: str = "") -> None:
         at = f' transform="{transform}"' if transform else ""
         self._parts.append(f'<path class="{kind}" d="{d}"{at}/>')
 
-    def text(self, x: float, y: float, words: object, kind: str = "", turn: float = 0) -> None:
+    def draw_text(self, x: float, y: float, words: object, kind: str = "", turn: float = 0) -> None:
         at = f' transform="rotate({turn} {_format_number(x)} {_format_number(y)})"' if turn else ""
         self._parts.append(
             f'<text x="{_format_number(x)}" y="{_format_number(y)}" '
-            f'class="{kind}"{at}>{escape(clean(str(words)))}</text>'
+            f'class="{kind}"{at}>{escape(clean_for_xml(str(words)))}</text>'
         )
         self.height = max(self.height, y + 4)
 
-    def arrow(self, x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> None:
+    def draw_arrow(self, x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> None:
         """Draw a line with an arrow head at its end."""
-        self.line(x1, y1, x2, y2, f"line s-{colour} {more}")
-        self.tip(x2, y2, x2 - x1, y2 - y1, colour)
+        self.draw_line(x1, y1, x2, y2, f"line s-{colour} {more}")
+        self.draw_arrow_head(x2, y2, x2 - x1, y2 - y1, colour)
 
-    def tip(self, x: float, y: float, dx: float, dy: float, colour: str) -> None:
+    def draw_arrow_head(self, x: float, y: float, dx: float, dy: float, colour: str) -> None:
         length = (dx * dx + dy * dy) ** 0.5 or 1.0
         matrix = " ".join(_format_number(part) for part in (dx / length, dy / length, -dy / length, dx / length, x, y))
-        self.path("M1 0 L-7 -3.5 L-7 3.5 Z", f"f-{colour}", f"matrix({matrix})")
+        self.draw_path("M1 0 L-7 -3.5 L-7 3.5 Z", f"f-{colour}", f"matrix({matrix})")
 
     def svg(self) -> str:
         """Return the picture as one SVG element, which is valid as a file of its own."""
         width, height = _format_number(self.width), _format_number(self.height + 8)
         size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-        words = f"<title>{escape(clean(self._title))}</title><desc>{escape(clean(self._words))}</desc>"
+        words = f"<title>{escape(clean_for_xml(self._title))}</title><desc>{escape(clean_for_xml(self._words))}</desc>"
         paper = f'<rect class="paper" width="{width}" height="{height}"/>'
         head = f'<svg xmlns="{_XMLNS}" role="img" {size}>{words}<style>{_style_sheet()}</style>'
         return f"{head}{paper}{''.join(self._parts)}</svg>"
@@ -115,7 +115,7 @@ class Columns(NamedTuple):
     names: Callable[[int], str]
 
 
-def columns(workers: Table, left: float = 176, right: float = 76, wide: float = 800) -> Columns:
+def layout_columns(workers: Table, left: float = 176, right: float = 76, wide: float = 800) -> Columns:
     """Lay out one column per member, in order of ids."""
     members = sorted(workers.values(), key=lambda worker: int(worker["id"]))
     step = min(190.0, max(20.0, (wide - left - right) / max(1, len(members))))
@@ -127,22 +127,24 @@ def columns(workers: Table, left: float = 176, right: float = 76, wide: float = 
     return Columns(places.__getitem__, step, left, width, 110 if slanted else 64, names.__getitem__)
 
 
-def heads(picture: Picture, workers: Table, at: Columns) -> None:
+def draw_heads(picture: Picture, workers: Table, at: Columns) -> None:
     """Draw the names over the columns, with the state of members that are not up."""
     slanted = at.top > 64
     for worker in workers.values():
         state = "" if worker["state"] == "up" else f" · {worker['state']}"
-        name = short(worker["name"], 13 if slanted else int(at.step / STRONG)) + state
+        name = shorten_words(worker["name"], 13 if slanted else int(at.step / STRONG)) + state
         x, kind = at.x(int(worker["id"])), "strong" + (" note" if state else "")
-        picture.text(x - 2 if slanted else x, at.top - 10, name, kind if slanted else f"{kind} middle", -48 * slanted)
+        picture.draw_text(
+            x - 2 if slanted else x, at.top - 10, name, kind if slanted else f"{kind} middle", -48 * slanted
+        )
 
 
-def short(words: str, most: int) -> str:
+def shorten_words(words: str, most: int) -> str:
     """Return the words, or their beginning and an ellipsis."""
     return words if len(words) <= most else words[: max(1, most - 1)] + "…"
 
 
-def clean(words: str) -> str:
+def clean_for_xml(words: str) -> str:
     """Replace the characters that XML does not allow by spaces."""
     return "".join(c if c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff" else " " for c in words)
 
@@ -151,12 +153,12 @@ def _format_number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def written(path: str | Path, ways: Mapping[str, Callable[[], str]], what: str) -> Path:
+def write_picture(path: str | Path, writers: Mapping[str, Callable[[], str]], what: str) -> Path:
     """Write a file in the format of its suffix, by `{".svg": svg}`; return the path. ValueError for other suffixes."""
     target = Path(path)
-    if target.suffix not in ways:
-        raise ValueError(f"{target.name}: {what} is saved as {', '.join(ways)}")
-    target.write_text(ways[target.suffix](), encoding="utf-8")
+    if target.suffix not in writers:
+        raise ValueError(f"{target.name}: {what} is saved as {', '.join(writers)}")
+    target.write_text(writers[target.suffix](), encoding="utf-8")
     return target
 
 
@@ -164,7 +166,7 @@ def as_html(svg: str, words: str) -> str:
     """Return an `img` element with the picture inside, and its words as `alt` text, for a page or a cell's output."""
     # An image runs no scripts, and its styles do not affect the page.
     data = base64.b64encode(svg.encode()).decode("ascii")
-    return f'<img alt="{escape(clean(words))}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
+    return f'<img alt="{escape(clean_for_xml(words))}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
 
 
 RUNNING = "…"  # ends a bar of an operation that still runs
@@ -214,29 +216,29 @@ class Chart:
         return sorted({bar.lane for bar in self.bars} | self.names.keys())
 
     @property
-    def begin(self) -> float:
+    def begin_time(self) -> float:
         return min((bar.begin for bar in self.bars), default=0.0)
 
     @property
-    def length(self) -> float:
+    def total_time(self) -> float:
         """Return the time from the begin of the first bar to the end of the last."""
-        return max((bar.end for bar in self.bars), default=0.0) - self.begin
+        return max((bar.end for bar in self.bars), default=0.0) - self.begin_time
 
     # -- text
     def text(self, width: int = 100) -> str:
         """Return the chart as text, at most `width` columns wide (with at least 20 columns of time)."""
         margin = max(map(len, self.names.values()), default=0)
         columns = max(NARROWEST, width - margin - len(" │" + self.unit))
-        scale = _Scale(self.begin, max(self.length, SHORTEST), columns, self.per)
+        scale = _Scale(self.begin_time, max(self.total_time, SHORTEST), columns, self.per)
         lanes = [f"{self.names[lane].rjust(margin)} │{self._row_text(lane, scale)}" for lane in self.lanes]
-        return "\n".join([self.title, *lanes, " " * (margin + 2) + scale.axis() + self.unit, self.legend])
+        return "\n".join([self.title, *lanes, " " * (margin + 2) + scale.axis_text() + self.unit, self.legend])
 
     def _row_text(self, lane: int, scale: _Scale) -> str:
         cells = [" "] * scale.columns
         for bar in self.bars:
             if bar.lane == lane:
-                begin = min(scale.column(bar.begin), scale.columns - 1)
-                end = max(scale.column(bar.end), begin + 1)
+                begin = min(scale.column_at(bar.begin), scale.columns - 1)
+                end = max(scale.column_at(bar.end), begin + 1)
                 block = next(label for label in (*bar.labels, "") if len(label) <= end - begin)
                 cells[begin:end] = block.ljust(end - begin, bar.mark.fill)
                 if bar.running:
@@ -247,7 +249,7 @@ class Chart:
     def svg(self) -> str:
         """Return the chart as one SVG element, which is valid as a file; it contains the chart as text, too."""
         picture = Picture(_LEFT + _WIDE + 20, self.head, self.text())
-        picture.text(12, 20, self.head, "strong")
+        picture.draw_text(12, 20, self.head, "strong")
         self.draw(picture)
         return picture.svg()
 
@@ -258,33 +260,33 @@ class Chart:
     def draw(self, picture: Picture, wide: float = _WIDE) -> None:
         """Draw the lanes, `wide` pixels wide, with their names at the left and the title below."""
         places = {lane: _TOP + number * (_TALL + _GAP) for number, lane in enumerate(self.lanes)}
-        per_time = wide / max(self.length, SHORTEST)
+        per_time = wide / max(self.total_time, SHORTEST)
         for lane, y in places.items():
-            picture.text(12, y + 21, short(self.names[lane], 14), "strong")
-            picture.rect(_LEFT, y, wide, _TALL, "plate")
+            picture.draw_text(12, y + 21, shorten_words(self.names[lane], 14), "strong")
+            picture.draw_rect(_LEFT, y, wide, _TALL, "plate")
         for bar in self.bars:
-            _draw_bar(picture, bar, _LEFT + (bar.begin - self.begin) * per_time, per_time, places[bar.lane])
+            _draw_bar(picture, bar, _LEFT + (bar.begin - self.begin_time) * per_time, per_time, places[bar.lane])
         below = _TOP + len(places) * (_TALL + _GAP) + 12
         for line in self.title.splitlines():
-            picture.text(_LEFT, below, line, "note")
+            picture.draw_text(_LEFT, below, line, "note")
             below += 16
         _draw_legend(picture, self.marks, below + 2)
 
 
 def _draw_bar(picture: Picture, bar: Bar, x: float, per_time: float, y: float) -> None:
     width = max(1.5, per_time * (bar.end - bar.begin) - 0.8)  # visible, and with a gap to the next bar
-    picture.rect(x, y + 2, width, _TALL - 4, f"f-{bar.mark.colour}")
+    picture.draw_rect(x, y + 2, width, _TALL - 4, f"f-{bar.mark.colour}")
     for words in bar.labels:
         if width >= STRONG * len(words) + 4:
-            picture.text(x + width / 2, y + _TALL / 2 + 4, words, f"middle {bar.mark.ink}")
+            picture.draw_text(x + width / 2, y + _TALL / 2 + 4, words, f"middle {bar.mark.ink}")
             return
 
 
 def _draw_legend(picture: Picture, marks: tuple[Mark, ...], y: float) -> None:
     x = float(_LEFT)
     for mark in marks:
-        picture.circle(x + 5, y - 4, 5, f"f-{mark.colour}")
-        picture.text(x + 15, y, mark.name, "note")
+        picture.draw_circle(x + 5, y - 4, 5, f"f-{mark.colour}")
+        picture.draw_text(x + 15, y, mark.name, "note")
         x += 30 + LETTER * len(mark.name)
 
 
@@ -297,10 +299,10 @@ class _Scale:
     columns: int
     per: float
 
-    def column(self, time: float) -> int:
+    def column_at(self, time: float) -> int:
         return round((time - self.begin) / self.length * self.columns)
 
-    def axis(self) -> str:
+    def axis_text(self) -> str:
         """Return the axis: round numbers at least ten columns apart, each at the column where its time begins."""
         wide = self.columns / (self.length * self.per)
         least = TICK / wide

@@ -20,7 +20,7 @@ from collections.abc import Callable
 _GLANCE_SECONDS = 0.1
 
 
-def acquired(wakeup: threading.Lock, timeout: float | None = None) -> bool:
+def acquire_lock(wakeup: threading.Lock, timeout: float | None = None) -> bool:
     """Acquire `wakeup` in at most `timeout` seconds (None: no limit), in a wait that Ctrl-C ends at any time."""
     if threading.current_thread() is not threading.main_thread():
         return wakeup.acquire(timeout=-1 if timeout is None else timeout)  # Ctrl-C reaches only the main thread
@@ -60,7 +60,7 @@ class Condition:
             try:
                 if reached():
                     return True
-                if not acquired(wakeup, None if deadline is None else max(0.0, deadline - time.monotonic())):
+                if not acquire_lock(wakeup, None if deadline is None else max(0.0, deadline - time.monotonic())):
                     return reached()
             finally:
                 self._wakeups.remove(wakeup)
@@ -72,17 +72,17 @@ class Listeners:
     def __init__(self) -> None:
         self._wakes: dict[object, Callable[[], None]] = {}
 
-    def add(self, wake: Callable[[], None]) -> Callable[[], None]:
+    def add_callback(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Register a callback; the returned function removes it."""
         key = object()  # the same callback may be registered twice
         self._wakes[key] = wake
 
-        def stop() -> None:
+        def remove_callback() -> None:
             self._wakes.pop(key, None)
 
-        return stop
+        return remove_callback
 
-    def notify(self) -> None:
+    def notify_listeners(self) -> None:
         for wake in list(self._wakes.values()):
             wake()
 

@@ -60,7 +60,7 @@ class WorldConfig:
     stuck_seconds: float = 60.0  # and until it is lost although its host still acknowledges data
     grace_seconds: float = 5.0  # for a broken connection to be restored
 
-    def pinned(self, environ: Mapping[str, str]) -> dict[str, str]:
+    def pinned_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return this environment with the member's variables, and with its GPU if it has one of its own."""
         return {**environ, **self.environ, **({VISIBLE_GPUS: self.gpu} if self.gpu else {})}
 

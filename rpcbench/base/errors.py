@@ -47,7 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def counted(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """Return a number with its noun: `1 worker`, `2 workers`, `2 batches`."""
     ending = "es" if noun.endswith(("s", "x", "sh", "tch", "nch")) else "s"
     return f"{number} {noun}{'' if number == 1 else ending}"
@@ -62,12 +62,12 @@ def format_bytes(count: int) -> str:
     return f"{value:.0f} {units[0]}" if units[0] == "B" or value >= 99.95 else f"{value:.1f} {units[0]}"
 
 
-def nearest(word: str, there: Iterable[str]) -> str:
+def suggest_nearest(word: str, there: Iterable[str]) -> str:
     """Return a hint on a wrong word: `did you mean workers? There are rrefs, workers`."""
     names = list(there)
     near = difflib.get_close_matches(word, names, 1, 0.5)  # 0.5: finds "worker1" for "wroker1", and not any short name
-    told = f"here are {', '.join(names)}" if names else "here are none"
-    return f"did you mean {near[0]}? T{told}" if near else f"t{told}"
+    listing = f"here are {', '.join(names)}" if names else "here are none"
+    return f"did you mean {near[0]}? T{listing}" if near else f"t{listing}"
 
 
 E = TypeVar("E", bound="RpcError")
@@ -87,7 +87,7 @@ class RpcError(RuntimeError):
     maybe_executed: bool = False  # the callee may have run the function; True if this cannot be decided
 
 
-def never_ran(error: E) -> E:
+def mark_never_ran(error: E) -> E:
     """Mark an error of a call that is known not to have run anywhere."""
     error.maybe_executed = False
     return error
@@ -162,7 +162,7 @@ class UnknownWorkerError(RpcError, ValueError):
     def of(cls, key: int | str, there: Iterable[str]) -> UnknownWorkerError:
         """Make the error with torch's words, all names, and the most similar one."""
         kind = "id" if isinstance(key, int) else "name"
-        return cls(f"could not find destination {kind} {key}: {nearest(str(key), there)}")
+        return cls(f"could not find destination {kind} {key}: {suggest_nearest(str(key), there)}")
 
 
 class UnknownVariableError(RpcError, KeyError):
@@ -171,7 +171,7 @@ class UnknownVariableError(RpcError, KeyError):
     @classmethod
     def of(cls, worker: str, name: str, there: Iterable[str]) -> UnknownVariableError:
         """Make the error with the names of all variables."""
-        return cls(f"{worker} has no variable {name!r}: {nearest(name, there)}")
+        return cls(f"{worker} has no variable {name!r}: {suggest_nearest(name, there)}")
 
     def __str__(self) -> str:  # that of KeyError is in quotes
         return str(self.args[0])

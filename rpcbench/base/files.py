@@ -4,7 +4,7 @@ Guarantees
 - A new file is complete and on disk when its block ends. None is left if the block, or the disk, fails.
 - A file that is replaced has its old content or its new one, after a crash, too. The new one is written beside it, as a
   draft, and takes its name at the end.
-- Only `replace_file` and `rename` overwrite a file that exists.
+- Only `replace_file` and `rename_draft` overwrite a file that exists.
 - `durable=False` is for files that do not outlive a crash of the machine anyway: nothing waits for the disk then.
 """
 
@@ -42,13 +42,13 @@ def replace_file(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     with make_file(draft, durable) as file:
         yield file
     try:
-        rename(draft, path, durable)
+        rename_draft(draft, path, durable)
     except BaseException:
         draft.unlink(missing_ok=True)  # it is there no more if only the folder's fsync failed
         raise
 
 
-def rename(draft: Path, path: Path, durable: bool = True) -> None:
+def rename_draft(draft: Path, path: Path, durable: bool = True) -> None:
     """Give a complete draft its name, in place of a file or an empty folder that has it."""
     draft.replace(path)
     if not durable:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
-from rpcbench.base.conditions import acquired
-from rpcbench.base.rebuild import set_field, twin
+from rpcbench.base.conditions import acquire_lock
+from rpcbench.base.rebuild import copy_error, set_field
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -42,7 +42,7 @@ else:
 
 
 @contextlib.contextmanager
-def blocked() -> Iterator[None]:
+def release_slot() -> Iterator[None]:
     """Release the slot in this thread's pool, if it has one, while the block waits."""
     with getattr(threading.current_thread(), "waiting", contextlib.nullcontext)():
         yield
@@ -68,7 +68,7 @@ def _copy_for_raise(error: BaseException) -> BaseException:
     # The frames may refer to the future. torch stores values out of the garbage collector's sight, so such a reference
     # cycle would never be freed.
     try:
-        fresh = twin(error)
+        fresh = copy_error(error)
     except Exception:  # noqa: BLE001  (an error without a copy is raised itself)
         return error
     if type(fresh) is not type(error):
@@ -137,7 +137,7 @@ class Future(_Base[T]):
             self._devices = devices
 
     # -- resolving
-    def deliver(self, answer: Answer, later: Later, lazy: bool = False) -> bool:
+    def deliver_answer(self, answer: Answer, later: Later, lazy: bool = False) -> bool:
         """Runtime only: take an answer that has arrived. False, without effect, if the future was resolved before."""
         with self._lock:
             if self._answer is not None or self._outcome is not None:
@@ -230,7 +230,7 @@ class Future(_Base[T]):
                     self._sleep_until_answer()
         except BaseException:
             self._helping = False
-            self._open_answer()  # `deliver` may have left the answer to this thread
+            self._open_answer()  # `deliver_answer` may have left the answer to this thread
             raise
         return self._value_or_raise()
 
@@ -273,7 +273,7 @@ class Future(_Base[T]):
     def _wait_for_wakeup(self, waiter: _Waiter) -> None:
         """Wait for the wake-up, and report a long wait at growing intervals."""
         waited, patience = 0.0, _LONG
-        while not acquired(waiter.wakeup, patience):
+        while not acquire_lock(waiter.wakeup, patience):
             waited, patience = waited + patience, min(2 * patience, _LONGEST)
             if self._on_long is not None:
                 self._on_long(waited)
@@ -288,12 +288,12 @@ class Future(_Base[T]):
                 waiter.wakeup.release()
         return bool(broken)
 
-    def origins(self) -> list[Future[Any]]:
+    def unfinished_origins(self) -> list[Future[Any]]:
         """Runtime only: return the unfinished futures at the start of this one's chain that it waits for, or itself."""
         if not self._sources:
             return [self]
         sources = [source for ref in self._sources if (source := ref()) is not None and not source.done()]
-        return [origin for source in sources for origin in source.origins()]
+        return [origin for source in sources for origin in source.unfinished_origins()]
 
     def _value_or_raise(self) -> T:
         assert self._outcome is not None
@@ -314,11 +314,11 @@ class Future(_Base[T]):
             raise RuntimeError("value() may only be called on a completed Future; use wait()")
         return self._value_or_raise()
 
-    def outcome(self) -> tuple[Any, BaseException | None] | None:
+    def known_outcome(self) -> tuple[Any, BaseException | None] | None:
         """Runtime only: return value and error if they are known here, without running or waiting for anything."""
         return self._outcome
 
-    def follow(self) -> None:
+    def complete_eagerly(self) -> None:
         """Runtime only: complete torch's side as soon as the answer arrives, for callbacks and waits in torch's C++."""
         with self._lock:
             self._followed = True
@@ -334,7 +334,7 @@ class Future(_Base[T]):
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         super().add_done_callback(callback)
-        self.follow()
+        self.complete_eagerly()
 
     def then(self, callback: Callable[[Any], S]) -> Future[S]:
         """Return a future of the result of `callback(self)`, which runs when this one is done. `cancel` cancels both.
@@ -353,7 +353,7 @@ class Future(_Base[T]):
             devices=self._devices,
         )
 
-        def run(done: Any) -> None:
+        def run_callback(done: Any) -> None:
             try:
                 result = callback(done)
             except Exception as error:  # noqa: BLE001  (any error of the callback is the result)
@@ -361,7 +361,7 @@ class Future(_Base[T]):
             else:
                 chained.set_result(result)
 
-        self.add_done_callback(run)
+        self.add_done_callback(run_callback)
         return chained
 
     def cancel(self) -> bool:
@@ -428,7 +428,7 @@ def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[tor
     left = len(futures)
     lock = threading.Lock()
 
-    def ended(future: torch.futures.Future[Any]) -> None:
+    def future_done(future: torch.futures.Future[Any]) -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -437,15 +437,15 @@ def collect_all(futures: Iterable[torch.futures.Future[Any]]) -> Future[list[tor
             future.value()
         except Exception as error:  # noqa: BLE001  (any error of a call becomes the result)
             failure = error
-            gathered.deliver(lambda: _raise_copy(failure), operator.call)
+            gathered.deliver_answer(lambda: _raise_copy(failure), operator.call)
         else:
             if last:
-                gathered.deliver(lambda: futures, operator.call)
+                gathered.deliver_answer(lambda: futures, operator.call)
 
     if not futures:
         gathered.set_result(futures)
     for future in futures:
-        future.add_done_callback(ended)
+        future.add_done_callback(future_done)
     return gathered
 
 

@@ -86,7 +86,7 @@ def origin_of(number: int) -> int:
     return number >> _SERIAL_BITS
 
 
-def origin(worker: int, incarnation: int) -> int:
+def make_origin(worker: int, incarnation: int) -> int:
     """Return `origin_of` all ids that a process makes."""
     return origin_of(global_id(worker, first_serial(incarnation)))
 
@@ -94,7 +94,7 @@ def origin(worker: int, incarnation: int) -> int:
 class Tombstones(dict[object, None]):
     """Ids of objects that have gone: the latest ones."""
 
-    def add(self, key: object) -> None:
+    def add_tombstone(self, key: object) -> None:
         self[key] = None
         if len(self) > _TOMBSTONES:
             del self[next(iter(self))]  # the oldest: dicts keep the order of insertion
@@ -149,13 +149,13 @@ QUIET, CHANGES, MESSAGES = 0, 1, 2
 """The level of observation: nothing; every change; every message, too, which makes each message slower."""
 
 
-def row_of(entries: Mapping[K, V], key: K, row: Callable[[K, V], Row | None]) -> Row | None:
+def make_row(entries: Mapping[K, V], key: K, row: Callable[[K, V], Row | None]) -> Row | None:
     """Return the row of an entry in its present state, None after its end; a `Made` with these arguments bound."""
     entry = entries.get(key)
     return None if entry is None else row(key, entry)
 
 
-def apply(tables: Tables, table: str, key: str, row: Row | None) -> None:
+def apply_change(tables: Tables, table: str, key: str, row: Row | None) -> None:
     """Apply one change to a copy of the tables."""
     rows = tables.setdefault(table, {})
     if row is None:

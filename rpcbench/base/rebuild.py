@@ -26,7 +26,7 @@ _AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was made at run time,
 _State = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]  # args, attributes, fields
 
 
-def reduced(error: BaseException) -> tuple[Any, ...] | None:
+def reduce_error(error: BaseException) -> tuple[Any, ...] | None:
     """Return a value for `__reduce__` of an error; None if its class has its own way of pickling."""
     kind = type(error)
     owner = next(base for base in kind.__mro__ if "__reduce__" in vars(base))
@@ -34,10 +34,10 @@ def reduced(error: BaseException) -> tuple[Any, ...] | None:
     if own or kind in copyreg.dispatch_table:
         return None
     args = (error.message, error.exceptions) if isinstance(error, BaseExceptionGroup) else error.args
-    return remade, (kind, *args), (error.args, vars(error), _fields_of_error(error)), None, None, fill
+    return rebuild_error, (kind, *args), (error.args, vars(error), _fields_of_error(error)), None, None, restore_state
 
 
-def remade(kind: type[E], *args: Any) -> E:
+def rebuild_error(kind: type[E], *args: Any) -> E:
     """Make an instance by the `__new__` of the C class below `kind`. TypeError if `kind` is no exception class."""
     # A peer names the class in a pickle, so it must not make instances of any other class.
     if not issubclass(kind, BaseException):
@@ -49,7 +49,7 @@ def remade(kind: type[E], *args: Any) -> E:
     return made
 
 
-def fill(error: BaseException, state: _State) -> None:
+def restore_state(error: BaseException, state: _State) -> None:
     """Give a new instance the state of another one."""
     args, attributes, fields = state
     set_field(error, "args", args)
@@ -71,47 +71,47 @@ def add_note(error: BaseException, note: str) -> None:
     set_field(error, "__notes__", [*getattr(error, "__notes__", ()), note])
 
 
-def twin(error: E) -> E:
+def copy_error(error: E) -> E:
     """Return a shallow copy, without traceback, cause and context. Errors of a user's copy method propagate."""
-    parts = reduced(error)
+    parts = reduce_error(error)
     if parts is None:
         return copy.copy(error)
-    made: E = remade(*parts[1])
-    fill(made, parts[2])
+    made: E = rebuild_error(*parts[1])
+    restore_state(made, parts[2])
     return made
 
 
-def shortened(error: BaseException, short: Callable[[Any], Any]) -> BaseException:
+def shorten_error(error: BaseException, short: Callable[[Any], Any]) -> BaseException:
     """Return a copy with `short` applied to all arguments, attributes and fields, also of errors inside a group."""
     args = tuple(map(short, error.args))
     if isinstance(error, BaseExceptionGroup):
-        args = short(error.message), [shortened(inner, short) for inner in error.exceptions]
+        args = short(error.message), [shorten_error(inner, short) for inner in error.exceptions]
     attributes = {name: short(value) for name, value in vars(error).items() if name != "__notes__"}
     if isinstance(notes := getattr(error, "__notes__", None), list):
         attributes["__notes__"] = [short(note) for note in notes]
-    made = remade(type(error), *args)
-    fill(made, (args, attributes, {name: short(value) for name, value in _fields_of_error(error).items()}))
+    made = rebuild_error(type(error), *args)
+    restore_state(made, (args, attributes, {name: short(value) for name, value in _fields_of_error(error).items()}))
     return made
 
 
-def cut(text: str) -> str:
+def cut_text(text: str) -> str:
     """Return a text without its middle if it has more than `MOST_TEXT` characters."""
     left_out = len(text) - MOST_TEXT
     half = MOST_TEXT // 2
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters are left out here]\n{text[-half:]}"
 
 
-def words(value: object, say: Callable[[Any], str] = repr) -> str:
+def format_value(value: object, say: Callable[[Any], str] = repr) -> str:
     """Return `say(value)`, cut. A failing `__repr__` or `__str__` must not hide the error that the value belongs to."""
     try:
-        return cut(say(value))
+        return cut_text(say(value))
     except Exception as error:  # noqa: BLE001  (a user's method)
         return f"<{type(value).__name__}, whose representation raises {type(error).__name__}>"
 
 
-def story(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Return the traceback with causes and notes, cut. Cells have their names in it."""
-    return with_cell_names(cut("".join(traceback.format_exception(error))))
+    return with_cell_names(cut_text("".join(traceback.format_exception(error))))
 
 
 def _fields_of_error(error: BaseException) -> dict[str, Any]:

@@ -38,15 +38,22 @@ from rpcbench.cells.display import (
     OutputBuffer,
     OutputDisplay,
     OutputRouter,
-    stacked,
-    unseen,
+    stacked_areas,
+    unseen_areas,
 )
 from rpcbench.cells.history import CellHistories, Rerun, WorkerHistory, replay
-from rpcbench.cells.partition import Dimension, combine
+from rpcbench.cells.partition import Dimension, combine_values
 from rpcbench.cells.runner import INTERRUPT, QUEUED, Cell, run_cell
 from rpcbench.cells.stdin import IN_BACKGROUND, InputRequests
 from rpcbench.cells.targets import Targets
-from rpcbench.cells.tracebacks import Failed, interrupted, lost, message, raised, timed_out
+from rpcbench.cells.tracebacks import (
+    Failed,
+    combined_error,
+    error_message,
+    interrupt_error,
+    timeout_error,
+    worker_lost_error,
+)
 from rpcbench.runtime.locked_node import uninterrupted
 from rpcbench.runtime.publisher import Health
 
@@ -79,7 +86,7 @@ class CellOptions(NamedTuple):
 
     seconds: float = math.inf  # deadline, relative to the start
     labelled: bool = False  # begin each line with the worker's name; always done for several workers
-    areas: OutputAreas = stacked  # makes the output area of each worker
+    areas: OutputAreas = stacked_areas  # makes the output area of each worker
     replayed: bool = True  # a restarted worker may run the cell again: it does not need the others
     on_stop: Callable[[], object] | None = None  # ends waits of the cell's code that no interrupt ends
     on_failure: Callable[[str, Exception], object] | None = None  # told of each worker that fails, on a pool thread
@@ -92,20 +99,21 @@ class CellResult(NamedTuple):
     failures: list[Failed]
     late: Exception | None = None  # an RpcTimeoutError if the cell passed its deadline on any worker
 
-    def error(self, shell: Any) -> BaseException | None:
-        """Return the error to raise once the values are bound. `shell`: as in `tracebacks.raised`."""
-        return self.late or (raised(self.failures, shell) if self.failures else None)
+    def error_to_raise(self, shell: Any) -> BaseException | None:
+        """Return the error to raise once the values are bound. `shell`: as in `tracebacks.combined_error`."""
+        return self.late or (combined_error(self.failures, shell) if self.failures else None)
 
-    def by_name(self, several: bool) -> Values:
+    def values_by_name(self, several: bool) -> Values:
         """Return the values by variable; of several workers, each value is a dict by worker."""
         if not several:
             return next(iter(self.values.values()), {})
         names = dict.fromkeys(name for values in self.values.values() for name in values)
         return {name: {worker: values[name] for worker, values in self.values.items()} for name in names}
 
-    def combined(self, name: str, how: str, dim: Dimension) -> Any:
-        """Return the values that a variable has on the workers as one. Raises ValueError as `partition.combine`."""
-        return combine(name, {worker: values[name] for worker, values in self.values.items()}, how, dim)
+    def combined_value(self, name: str, how: str, dim: Dimension) -> Any:
+        """Return the values that a variable has on the workers as one. Raises ValueError as
+        `partition.combine_values`."""
+        return combine_values(name, {worker: values[name] for worker, values in self.values.items()}, how, dim)
 
 
 class _WorkerRun:
@@ -127,18 +135,18 @@ class _WorkerRun:
         self._prompts = prompts
         self.values: Values = {}
         self.error: Exception | None = None
-        self.asked = False  # the cell may have reached the worker
+        self.may_have_arrived = False  # the cell may have reached the worker
         self.stopped = False  # it was interrupted, so it is not sent any more
         self.replied = Event()  # set after `settled` and its callback, so threads that wait for it find these done
         self.settled = False  # `values` or `error` is final
-        self.output_buffer = OutputBuffer(area, functools.partial(prompts.take_over, member, self.replied.is_set))
+        self.output_buffer = OutputBuffer(area, functools.partial(prompts.take_over_item, member, self.replied.is_set))
 
-    def settle(self, answer: Callable[[], Values]) -> None:
-        """Take the reply or error from `answer`, and wake all waits."""
+    def settle_outcome(self, answer: Callable[[], Values]) -> None:
+        """Take the reply or error from `wait_for_result`, and wake all waits."""
         try:
             self.values = answer()
         except WorkerLostError as error:
-            self.error = lost(error, self.member.name, self._remedy)
+            self.error = worker_lost_error(error, self.member.name, self._remedy)
         except Exception as error:  # noqa: BLE001  (any error of the cell is its result)
             self.error = error
         self.settled = True
@@ -146,15 +154,15 @@ class _WorkerRun:
             self._on_settled(self)  # before `replied`: nothing more is shown of a cell that counts as ended
         finally:
             self.replied.set()
-            self.output_buffer.heard.set()
-            self._prompts.look()
+            self.output_buffer.interrupt_handled.set()
+            self._prompts.check_open_prompt()
 
-    def of_its_own(self, cell: Cell) -> Cell:
+    def cell_for_worker(self, cell: Cell) -> Cell:
         """Return the cell as this worker gets it."""
         return replace(cell, push={**cell.push, **self._own})
 
     @property
-    def state(self) -> str:
+    def run_state(self) -> str:
         if not self.settled:
             return "runs"
         return "done" if self.error is None else type(self.error).__name__
@@ -170,21 +178,21 @@ class _WorkerRun:
             return _wait_until(self.output_buffer.over, deadline)
         return True
 
-    def stops(self, hearing: float, deadline: float) -> bool:
+    def wait_after_interrupt(self, hearing: float, deadline: float) -> bool:
         """Like `wait`, after an interrupt; return False at once if it is not acknowledged by `hearing` (monotonic)."""
-        if not _wait_until(self.output_buffer.heard, hearing):
+        if not _wait_until(self.output_buffer.interrupt_handled, hearing):
             return False
         # A cell that does not run there, as it has ended or was dropped, needs no more than its late output.
         return self.wait(deadline if self.output_buffer.runs else hearing) or not self.output_buffer.runs
 
-    def finish(self, deadline: float) -> bool:
+    def wait_with_prompts(self, deadline: float) -> bool:
         """Like `wait`, and ask the user the questions of workers meanwhile. Then show all output that was held back."""
-        if not (self._prompts.ask_until(self.replied, deadline) and self.wait(deadline)):
+        if not (self._prompts.prompt_until(self.replied, deadline) and self.wait(deadline)):
             return False
-        self.output_buffer.output_area.finish()
+        self.output_buffer.output_area.finish_output()
         return True
 
-    def failed(self) -> Failed | None:
+    def failure(self) -> Failed | None:
         if self.error is None:
             return None
         end = self.output_buffer.end
@@ -199,13 +207,13 @@ def _wait_until(event: Event, deadline: float) -> bool:
 class _FailureReporter:
     """Reports, in the cell's output, each worker that failed while others still run the cell."""
 
-    def __init__(self, screen: OutputDisplay) -> None:
+    def __init__(self, display: OutputDisplay) -> None:
         self.parts: list[_WorkerRun] = []
-        self._screen = screen
+        self._display = display
         self._timers: list[threading.Timer] = []
         self._ended = False
 
-    def failed(self, part: _WorkerRun) -> None:
+    def worker_failed(self, part: _WorkerRun) -> None:
         """Report the failure after a delay, unless all workers are through by then."""
         if self._ended or all(other.settled for other in self.parts):
             return
@@ -215,7 +223,7 @@ class _FailureReporter:
         self._timers.append(timer)
         timer.start()
 
-    def end(self) -> None:
+    def stop_reporting(self) -> None:
         """Report no more: the cell is through, or is to stop, and raises the errors itself."""
         self._ended = True
         timers, self._timers, self.parts = self._timers, [], []  # no reference cycle keeps the cell's inputs alive
@@ -225,8 +233,8 @@ class _FailureReporter:
     def _report_failure(self, part: _WorkerRun) -> None:
         running = [other.member.name for other in self.parts if not other.settled]
         if running and not self._ended:
-            told = f"[{part.member.name}] {message(part.error)}\nThe cell still runs on {', '.join(running)}.\n"
-            self._screen.text("stderr", told)
+            report = f"[{part.member.name}] {error_message(part.error)}\nThe cell still runs on {', '.join(running)}.\n"
+            self._display.write_text("stderr", report)
 
 
 class SendOrder:
@@ -236,17 +244,17 @@ class SendOrder:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.Lock()  # guards the first cell of each worker; `enter` appends without it
+        self._lock = threading.Lock()  # guards the first cell of each worker; `queue_send` appends without it
         # By worker: the number of each cell, and its send. Of the first one, the send is None once it was begun.
         self._cells: dict[int, deque[tuple[int, Callable[[], object] | None]]] = defaultdict(deque)
-        agent.on_notice(QUEUED, lambda worker, notice: self.passed(worker, notice["cell"]))
+        agent.on_notice(QUEUED, lambda worker, notice: self.release_next_cell(worker, notice["cell"]))
 
-    def enter(self, worker: int, cell: int, send: Callable[[], object]) -> None:
+    def queue_send(self, worker: int, cell: int, send: Callable[[], object]) -> None:
         """Call `send` on a thread of the pool, in its turn: Ctrl-C must not cut a send in half."""
         self._cells[worker].append((cell, send))
         self._agent.submit(functools.partial(self._send_first, worker))
 
-    def passed(self, worker: int, cell: int) -> None:
+    def release_next_cell(self, worker: int, cell: int) -> None:
         """Let the next cell follow this one, which is queued or was answered."""
         with self._lock:
             cells = self._cells[worker]
@@ -269,7 +277,7 @@ class SendOrder:
 
 
 class RunningCell:
-    """A cell on its workers. `answer` is called once; `stop` from any thread."""
+    """A cell on its workers. `wait_for_result` is called once; `interrupt_and_wait` from any thread."""
 
     def __init__(
         self,
@@ -278,36 +286,38 @@ class RunningCell:
         parts: list[_WorkerRun],
         prompts: InputRequests,
         seconds: float,
-        news: _FailureReporter,
+        reporter: _FailureReporter,
         on_stop: Callable[[], object] | None = None,
     ) -> None:
         self._agent = agent
         self._on_stop = on_stop
         self._prompts = prompts
         self._cell = cell
-        self._parts = news.parts = parts
-        self._news = news
+        self._parts = reporter.parts = parts
+        self._reporter = reporter
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
-    def begin(self, relay: OutputRouter, order: SendOrder) -> None:
+    def send_to_workers(self, relay: OutputRouter, order: SendOrder) -> None:
         for part in self._parts:
-            part.asked = True  # before the cell can run: Ctrl-C waits for all workers that may run it
+            part.may_have_arrived = True  # before the cell can run: Ctrl-C waits for all workers that may run it
             with uninterrupted:
-                relay.open(part.member.id, self._cell.number, part.output_buffer)
-                order.enter(part.member.id, self._cell.number, functools.partial(self._send_to_worker, part, relay))
+                relay.open_buffer(part.member.id, self._cell.number, part.output_buffer)
+                order.queue_send(
+                    part.member.id, self._cell.number, functools.partial(self._send_to_worker, part, relay)
+                )
 
-    def answer(self) -> CellResult:
+    def wait_for_result(self) -> CellResult:
         """Wait for all workers until the deadline; then interrupt those that are late."""
-        late = [part for part in self._parts if not part.finish(self._deadline)]
-        self._news.end()
-        error = timed_out(self._seconds, *self.stop()) if late else None
+        late = [part for part in self._parts if not part.wait_with_prompts(self._deadline)]
+        self._reporter.stop_reporting()
+        error = timeout_error(self._seconds, *self.interrupt_and_wait()) if late else None
         done = [part for part in self._parts if part.replied.is_set() and part.error is None]
         return CellResult({part.member.name: part.values for part in done}, self._collect_failures(), error)
 
     def interrupt(self) -> None:
         """Send an interrupt to all workers that have not replied."""
-        self._news.end()
+        self._reporter.stop_reporting()
         for part in self._parts:
             if not part.replied.is_set():
                 part.stopped = True
@@ -315,36 +325,36 @@ class RunningCell:
                 # On a pool thread: a send may block, and a second Ctrl-C must not cut it in half.
                 self._agent.submit(functools.partial(self._agent.notify, part.member.id, INTERRUPT, notice))
 
-    def stop(self) -> tuple[list[Failed], list[str]]:
+    def interrupt_and_wait(self) -> tuple[list[Failed], list[str]]:
         """Interrupt the cell everywhere and wait; return the failures, and the workers that still run it."""
         now = time.monotonic()
         self._prompts.close()
-        asked = [part for part in self._parts if part.asked]
+        sent_parts = [part for part in self._parts if part.may_have_arrived]
         try:
             self.interrupt()
             if self._on_stop is not None:
                 self._on_stop()
             # A wait that `on_stop` ends is interrupted late, when that has arrived.
             hearing = now + (_handling_seconds() if self._on_stop is None else PATIENCE)
-            busy = [part for part in asked if not part.stops(hearing, now + PATIENCE)]
+            busy = [part for part in sent_parts if not part.wait_after_interrupt(hearing, now + PATIENCE)]
         except KeyboardInterrupt:  # a second Ctrl-C: look, but do not wait
             self.interrupt()  # again: the first one waits if the cell imports
-            busy = [part for part in asked if not part.wait(time.monotonic())]
+            busy = [part for part in sent_parts if not part.wait(time.monotonic())]
         for part in self._parts:
-            part.output_buffer.output_area.finish()
+            part.output_buffer.output_area.finish_output()
         return self._collect_failures(), [part.member.name for part in busy]
 
     @property
     def code(self) -> str:
         return self._cell.code
 
-    def open_at(self) -> list[int]:
+    def pending_worker_ids(self) -> list[int]:
         """Return the ids of the workers that have not replied."""
         return [part.member.id for part in self._parts if not part.replied.is_set()]
 
-    def states(self) -> dict[str, str]:
+    def states_by_member(self) -> dict[str, str]:
         """Return the state by worker: "runs", "done", or the name of the error's class."""
-        return {part.member.name: part.state for part in self._parts}
+        return {part.member.name: part.run_state for part in self._parts}
 
     def _send_to_worker(self, part: _WorkerRun, relay: OutputRouter) -> None:
         worker = part.member.id
@@ -352,18 +362,18 @@ class RunningCell:
             if part.stopped:
                 raise CallCancelled("the cell was interrupted before it was sent")
             # A timeout of 0 is none: the client itself counts the cell's time.
-            cell = part.of_its_own(self._cell)
+            cell = part.cell_for_worker(self._cell)
             for value in cell.push.values():
-                self._agent.sources.use(worker, value)
+                self._agent.sources.check_function(worker, value)
             future = self._agent.call(worker, run_cell, (cell,), timeout=0.0, label="this cell", own=True)
         except Exception as error:  # noqa: BLE001  (the other workers shall run it all the same)
-            relay.close(worker, self._cell.number)
-            part.settle(functools.partial(_raise_error, _reword_error(error)))
+            relay.drop_buffer(worker, self._cell.number)
+            part.settle_outcome(functools.partial(_raise_error, _reword_error(error)))
         else:
-            future.add_done_callback(lambda done: part.settle(done.value))
+            future.add_done_callback(lambda done: part.settle_outcome(done.value))
 
     def _collect_failures(self) -> list[Failed]:
-        return [failed for part in self._parts if (failed := part.failed()) is not None]
+        return [failed for part in self._parts if (failed := part.failure()) is not None]
 
 
 class CellClient:
@@ -372,16 +382,23 @@ class CellClient:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.history = CellHistories()
-        self._relay = OutputRouter(agent, agent.part(CallOutput).open)
+        self._relay = OutputRouter(agent, agent.part(CallOutput).open_call_buffer)
         self._order = SendOrder(agent)
         # Offset: a worker never takes a cell for one of an earlier notebook process with the same member id.
         self._numbers = Counter(agent.incarnation << 32)
         self._answering: list[RunningCell] = []  # cells that `run` waits for
         self._latest: deque[weakref.ref[RunningCell]] = deque(maxlen=64)  # cells that were sent
-        agent.part(Health).waits.append(lambda: [id_ for cell in list(self._answering) for id_ in cell.open_at()])
+        agent.part(Health).waits.append(
+            lambda: [id_ for cell in list(self._answering) for id_ in cell.pending_worker_ids()]
+        )
 
     def run(
-        self, screen: OutputDisplay, workers: Sequence[str], code: str, ask: CellInputs, way: CellOptions | None = None
+        self,
+        display: OutputDisplay,
+        workers: Sequence[str],
+        code: str,
+        inputs: CellInputs,
+        options: CellOptions | None = None,
     ) -> CellResult:
         """Run the cell on all `workers` at once and wait for them.
 
@@ -389,78 +406,82 @@ class CellClient:
         the cell runs anywhere, and KeyboardInterrupt after Ctrl-C.
         """
         sent = self._prepare_cell(
-            screen, workers, code, ask, way or CellOptions(), InputRequests(self.agent), lambda: None
+            display, workers, code, inputs, options or CellOptions(), InputRequests(self.agent), lambda: None
         )
         self._answering.append(sent)
         try:
-            sent.begin(self._relay, self._order)
-            return sent.answer()
+            sent.send_to_workers(self._relay, self._order)
+            return sent.wait_for_result()
         except KeyboardInterrupt:
-            raise interrupted(*sent.stop()) from None
+            raise interrupt_error(*sent.interrupt_and_wait()) from None
         finally:
             self._answering.remove(sent)
 
-    def start(
+    def start_on_workers(
         self,
-        screen: OutputDisplay,
+        display: OutputDisplay,
         workers: Sequence[str],
         code: str,
-        ask: CellInputs,
-        way: CellOptions,
+        inputs: CellInputs,
+        options: CellOptions,
         changed: Callable[[], object],
     ) -> RunningCell:
         """Like `run`, without waiting. `changed` is called whenever a worker is through, on a pool thread."""
-        sent = self._prepare_cell(screen, workers, code, ask, way, InputRequests(self.agent, IN_BACKGROUND), changed)
-        sent.begin(self._relay, self._order)
+        sent = self._prepare_cell(
+            display, workers, code, inputs, options, InputRequests(self.agent, IN_BACKGROUND), changed
+        )
+        sent.send_to_workers(self._relay, self._order)
         return sent
 
     def _prepare_cell(
         self,
-        screen: OutputDisplay,
+        display: OutputDisplay,
         workers: Sequence[str],
         code: str,
-        ask: CellInputs,
-        way: CellOptions,
+        inputs: CellInputs,
+        options: CellOptions,
         prompts: InputRequests,
         changed: Callable[[], object],
     ) -> RunningCell:
-        origin = self.agent.values.cell()
-        cell = Cell(self._numbers.next(), code, ask.push, ask.want, ask.value, ask.leave, origin)
+        origin = self.agent.values.current_cell()
+        cell = Cell(self._numbers.next(), code, inputs.push, inputs.want, inputs.value, inputs.leave, origin)
         members = [self.agent.member(name) for name in workers]
         prompts.pager &= len(members) == 1  # the notebook has one pager: several workers show pages as output
-        areas = way.areas(screen, [member.name for member in members], way.labelled or len(members) > 1)
+        areas = options.areas(display, [member.name for member in members], options.labelled or len(members) > 1)
         remedy = getattr(self.agent.owner, "inseparable", "")  # a cluster's
-        news = _FailureReporter(screen)
+        reporter = _FailureReporter(display)
 
         def on_settled(part: _WorkerRun) -> None:
             try:
                 if part.error is not None:
-                    news.failed(part)
-                    if way.on_failure is not None:
-                        way.on_failure(part.member.name, part.error)
-                elif way.replayed:
-                    self.history.note(part.member.name, part.of_its_own(cell))
+                    reporter.worker_failed(part)
+                    if options.on_failure is not None:
+                        options.on_failure(part.member.name, part.error)
+                elif options.replayed:
+                    self.history.record_cell(part.member.name, part.cell_for_worker(cell))
                 changed()
             finally:
-                self._order.passed(part.member.id, cell.number)
+                self._order.release_next_cell(part.member.id, cell.number)
 
         parts = [
-            _WorkerRun(member, area, prompts, on_settled, remedy, ask.own.get(member.name, {}))
+            _WorkerRun(member, area, prompts, on_settled, remedy, inputs.own.get(member.name, {}))
             for member, area in zip(members, areas, strict=True)
         ]
-        sent = RunningCell(self.agent, cell, parts, prompts, way.seconds, news, way.on_stop)
+        sent = RunningCell(self.agent, cell, parts, prompts, options.seconds, reporter, options.on_stop)
         self._latest.append(weakref.ref(sent))
         return sent
 
-    def note(self, worker: str, code: str, push: Values) -> None:
+    def record_change(self, worker: str, code: str, push: Values) -> None:
         """Record in the history a change of the worker's variables that no cell has made: the cell that repeats it."""
-        self.history.note(worker, Cell(self._numbers.next(), code, push))
+        self.history.record_cell(worker, Cell(self._numbers.next(), code, push))
 
-    def code_at(self, worker: int) -> str:
+    def code_on_worker(self, worker: int) -> str:
         """Return the code of the cell that runs on a worker, or waits there for that of another client; empty if this
         process has sent none."""
         sent = [cell for each in self._latest.copy() if (cell := each()) is not None]
-        return next((cell.code for cell in sent if worker in cell.open_at()), "")  # each worker runs them in order
+        return next(
+            (cell.code for cell in sent if worker in cell.pending_worker_ids()), ""
+        )  # each worker runs them in order
 
 
 def _handling_seconds() -> float:
@@ -488,25 +509,25 @@ def run_script_cell(
     timeout: float | None,
 ) -> Any:  # fmt: skip
     """Run the cell on the workers that `workers` selects among those `there`. See `Cluster.run`."""
-    names = Targets().find([workers] if isinstance(workers, str) else workers, there)
+    names = Targets().select_workers([workers] if isinstance(workers, str) else workers, there)
     wanted = (want,) if isinstance(want, str) else tuple(want)
-    ask = CellInputs(dict(push or {}), wanted, value=not wanted)
+    inputs = CellInputs(dict(push or {}), wanted, value=not wanted)
     shell = ipython_shell()
     answer = agent.part(CellClient).run(
-        OutputDisplay(shell), names, code, ask, CellOptions(math.inf if timeout is None else timeout)
+        OutputDisplay(shell), names, code, inputs, CellOptions(math.inf if timeout is None else timeout)
     )
-    if (error := answer.error(shell)) is not None:
+    if (error := answer.error_to_raise(shell)) is not None:
         raise error
-    values = answer.by_name(several=[workers] != names)
+    values = answer.values_by_name(several=[workers] != names)
     return values if wanted else values[""]
 
 
 def rerun_script_cells(agent: Agent, worker: str, past: WorkerHistory) -> list[Rerun]:
     """Run a worker's history on its restarted process, without showing output."""
-    client, way = agent.part(CellClient), CellOptions(areas=unseen)
+    client, options = agent.part(CellClient), CellOptions(areas=unseen_areas)
 
-    def run(code: str, push: dict[str, Any]) -> BaseException | None:
-        failures = client.run(OutputDisplay(None), [worker], code, CellInputs(push), way).failures
+    def rerun_cell(code: str, push: dict[str, Any]) -> BaseException | None:
+        failures = client.run(OutputDisplay(None), [worker], code, CellInputs(push), options).failures
         return failures[0].error if failures else None
 
-    return replay(past, run)
+    return replay(past, rerun_cell)

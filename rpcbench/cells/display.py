@@ -8,8 +8,8 @@ Guarantees
 - An `OutputDisplay` keeps the context in which it was made. ipykernel finds there the cell that a text or a display
   belongs to, from any thread and at any time. Redirections (`%%capture`, `redirect_stdout`, an Output widget) apply as
   to any other output; without a kernel it prints.
-- `collapsed` shows equal outputs of several workers once, under all their names: `[worker1-3] …`. It holds back all
-  output until every worker is through or given up, and then shows it in the order of the workers, each other output
+- `collapsed_areas` shows equal outputs of several workers once, under all their names: `[worker1-3] …`. It holds back
+  all output until every worker is through or given up, and then shows it in the order of the workers, each other output
   under its worker's name. It loses nothing: the output of a worker beyond `MOST` characters is shown as it arrives, and
   is not compared.
 - Text that calls on workers write is shown in the cell that began last, also after its end, each line with the worker's
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcbench.base.conditions import Event
 from rpcbench.base.sources import ipython_shell
-from rpcbench.cells.output import NO_CELL, SHOWN, Notice, ReorderBuffer, is_of_call
+from rpcbench.cells.output import NO_CELL, SHOWN, Notice, ReorderBuffer, is_call_number
 from rpcbench.cells.runner import INTERRUPT_HANDLED, OUTPUT
 from rpcbench.cells.widgets import CommProxies
 from rpcbench.runtime.members import GONE
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 class Surface(Protocol):
     """A place that output areas write to. Called from any thread."""
 
-    def text(self, stream: str, text: str) -> None:
+    def write_text(self, stream: str, text: str) -> None:
         """Write to "stdout" or "stderr"; the text is visible when this returns."""
 
-    def display(self, bundle: dict[str, Any], update: bool = False) -> None:
+    def display_bundle(self, bundle: dict[str, Any], update: bool = False) -> None:
         """Show a mime bundle, or replace the one with the same display id."""
 
-    def clear(self, wait: bool) -> None:
+    def clear_output(self, wait: bool) -> None:
         """Remove all output, now or (`wait`) when the next item is shown."""
 
 
@@ -64,33 +64,33 @@ class OutputDisplay:
         self._shell = shell
         self._context = contextvars.copy_context()
 
-    def text(self, stream: str, text: str) -> None:
-        self.within(lambda: print(text, end="", file=getattr(sys, stream), flush=True))
+    def write_text(self, stream: str, text: str) -> None:
+        self.call_in_context(lambda: print(text, end="", file=getattr(sys, stream), flush=True))
 
-    def display(self, bundle: dict[str, Any], update: bool = False) -> None:
+    def display_bundle(self, bundle: dict[str, Any], update: bool = False) -> None:
         shell = self._shell
         if shell is None:
-            self.text("stdout", f"{plain(bundle)}\n")
+            self.write_text("stdout", f"{plain_text(bundle)}\n")
             return
         transient = bundle.get("transient", {})
-        self.within(
+        self.call_in_context(
             lambda: shell.display_pub.publish(
                 data=bundle["data"], metadata=bundle["metadata"], transient=transient, update=update
             )
         )
 
-    def clear(self, wait: bool) -> None:
+    def clear_output(self, wait: bool) -> None:
         shell = self._shell
         if shell is not None:
-            self.within(lambda: shell.display_pub.clear_output(wait))  # type: ignore[no-untyped-call]
+            self.call_in_context(lambda: shell.display_pub.clear_output(wait))  # type: ignore[no-untyped-call]
 
-    def within(self, emit: Callable[[], object]) -> None:
+    def call_in_context(self, emit: Callable[[], object]) -> None:
         """Call `emit` in the context of the cell that this belongs to."""
         # A copy: a context cannot be entered twice at once, and two threads may show output.
         self._context.copy().run(emit)
 
 
-def plain(bundle: dict[str, Any]) -> str:
+def plain_text(bundle: dict[str, Any]) -> str:
     """Return a mime bundle as text; without a text form, the names of its mime types."""
     data = bundle["data"]
     return str(data.get("text/plain", f"({', '.join(data)})"))
@@ -100,10 +100,10 @@ class OutputArea:
     """The output of one worker. Without a `label` it is shown as it arrives.
 
     With one, each complete line of text begins with `[label]`, a display follows such a line, and results wait for
-    `finish`."""
+    `finish_output`."""
 
-    def __init__(self, screen: Surface, worker: str, label: str = "") -> None:
-        self._screen = screen
+    def __init__(self, display: Surface, worker: str, label: str = "") -> None:
+        self._display = display
         self._worker = worker
         self._prefix = f"[{label}] " if label else ""
         self._open = {"stdout": "", "stderr": ""}  # the incomplete last line of each stream
@@ -111,16 +111,16 @@ class OutputArea:
         self._results: list[dict[str, Any]] = []  # held back, so that results of all workers stand together
         self._as_text: set[str] = set()  # ids of displays that were shown as lines, which cannot be updated in place
 
-    def show(self, kind: str, content: str) -> None:
+    def show_item(self, kind: str, content: str) -> None:
         """Show an item of a worker's output stream. Its content is text for streams, JSON for other kinds."""
         if kind in self._open:
             self._show_text(kind, content)
         elif kind != "clear":
             self._show_bundle(kind, json.loads(content))
         elif not self._prefix:  # among several workers it would remove the output of the others
-            self._screen.clear(json.loads(content))
+            self._display.clear_output(json.loads(content))
 
-    def finish(self) -> None:
+    def finish_output(self) -> None:
         """Show the output that was held back, and hold back no more."""
         self._flush_lines()
         self._holding = False
@@ -130,18 +130,18 @@ class OutputArea:
 
     def _show_text(self, stream: str, text: str) -> None:
         if not self._prefix:
-            self._screen.text(stream, text)
+            self._display.write_text(stream, text)
             return
         lines = (self._open[stream] + text).splitlines(keepends=True)
         self._open[stream] = lines.pop() if lines and not lines[-1].endswith(("\n", "\r")) else ""
         if lines:
-            self._screen.text(stream, "".join(self._prefix + line for line in lines))
+            self._display.write_text(stream, "".join(self._prefix + line for line in lines))
 
     def _flush_lines(self) -> None:
         for stream in self._open:
             rest, self._open[stream] = self._open[stream], ""
             if rest:
-                self._screen.text(stream, f"{self._prefix}{rest}\n")
+                self._display.write_text(stream, f"{self._prefix}{rest}\n")
 
     def _show_bundle(self, kind: str, bundle: dict[str, Any]) -> None:
         transient = bundle.setdefault("transient", {})
@@ -151,9 +151,9 @@ class OutputArea:
             self._flush_lines()
             self._show_labelled(bundle)
         elif kind == "update":
-            self._screen.display(bundle, update=True)
+            self._display.display_bundle(bundle, update=True)
         elif not self._prefix:
-            self._screen.display(bundle)
+            self._display.display_bundle(bundle)
         elif kind == "result" and self._holding:
             self._results.append(bundle)
         else:
@@ -166,29 +166,29 @@ class OutputArea:
         if set(bundle["data"]) == {"text/plain"}:
             if display_id is not None:
                 self._as_text.add(display_id)
-            self._screen.text("stdout", "".join(f"{self._prefix}{line}\n" for line in text.splitlines() or [""]))
+            self._display.write_text("stdout", "".join(f"{self._prefix}{line}\n" for line in text.splitlines() or [""]))
             return
         if self._prefix:
-            self._screen.text("stdout", f"{self._prefix}\n")
-        self._screen.display(bundle)
+            self._display.write_text("stdout", f"{self._prefix}\n")
+        self._display.display_bundle(bundle)
 
 
 OutputAreas = Callable[[OutputDisplay, Sequence[str], bool], Sequence[OutputArea]]
 """(display, workers, whether lines shall begin with names) -> the output area of each worker."""
 
 
-def stacked(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
+def stacked_areas(display: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
     """Make areas that show output as it arrives, in one place."""
-    return [OutputArea(screen, worker, worker if labelled else "") for worker in workers]
+    return [OutputArea(display, worker, worker if labelled else "") for worker in workers]
 
 
-def unseen(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
+def unseen_areas(display: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
     """Make areas that show nothing."""
-    return [_UnseenArea(screen, worker) for worker in workers]
+    return [_UnseenArea(display, worker) for worker in workers]
 
 
 class _UnseenArea(OutputArea):
-    def show(self, kind: str, content: str) -> None:
+    def show_item(self, kind: str, content: str) -> None:
         pass
 
 
@@ -198,24 +198,26 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 _Item = tuple[str, str]
 
 
-def collapsed(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
+def collapsed_areas(display: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
     """Make areas that hold back their output until all of them are finished, and show equal outputs once."""
     if len(workers) == 1:
-        return [OutputArea(screen, workers[0], workers[0] if labelled else "")]
-    together = _CollapsedAreas(screen)
-    together.areas = [_HeldOutput(screen, worker, together) for worker in workers]
+        return [OutputArea(display, workers[0], workers[0] if labelled else "")]
+    together = _CollapsedAreas(display)
+    together.areas = [_HeldOutput(display, worker, together) for worker in workers]
     return [*together.areas]
 
 
 class _CollapsedAreas:
     """The areas of one cell."""
 
-    def __init__(self, screen: OutputDisplay) -> None:
-        self.lock = threading.RLock()  # for all areas: the last `finish` shows the output of all; reentrant for that
+    def __init__(self, display: OutputDisplay) -> None:
+        self.lock = (
+            threading.RLock()
+        )  # for all areas: the last `finish_output` shows the output of all; reentrant for that
         self.areas: list[_HeldOutput] = []
-        self._screen = screen
+        self._display = display
 
-    def show(self) -> None:
+    def show_when_finished(self) -> None:
         """Show all output if every area is finished, areas with equal items as one."""
         held = [area for area in self.areas if area.items is not None]
         if not all(area.finished for area in held):
@@ -225,56 +227,56 @@ class _CollapsedAreas:
             groups.setdefault(json.dumps(_make_comparable(area.items or [])), []).append(area)
         for group in groups.values():
             if len(group) == 1:
-                group[0].release()
+                group[0].release_items()
             else:
                 self._show_once(group)
 
     def _show_once(self, group: list[_HeldOutput]) -> None:
         first = group[0]
-        as_one = OutputArea(self._screen, first.worker, abbreviated(area.worker for area in group))
+        as_one = OutputArea(self._display, first.worker, abbreviate_names(area.worker for area in group))
         for kind, content in first.items or []:
-            as_one.show(kind, content)
-        as_one.finish()
+            as_one.show_item(kind, content)
+        as_one.finish_output()
         for area in group:
             area.items = []  # shown with the first one's
-            area.release()
+            area.release_items()
 
 
 class _HeldOutput(OutputArea):
     """The output of one worker, held back."""
 
-    def __init__(self, screen: OutputDisplay, worker: str, together: _CollapsedAreas) -> None:
-        super().__init__(screen, worker, worker)
+    def __init__(self, display: OutputDisplay, worker: str, together: _CollapsedAreas) -> None:
+        super().__init__(display, worker, worker)
         self.worker = worker
         self.items: list[_Item] | None = []  # None once it was released
         self.finished = False
         self._together = together
         self._size = 0
 
-    def show(self, kind: str, content: str) -> None:
+    def show_item(self, kind: str, content: str) -> None:
         with self._together.lock:
             if self.items is None:
-                super().show(kind, content)
+                super().show_item(kind, content)
                 return
             self.items.append((kind, content))
             self._size += len(content)
             if self._size > MOST:
-                self.release()
+                self.release_items()
 
-    def finish(self) -> None:
+    def finish_output(self) -> None:
         with self._together.lock:
             self.finished = True
-            self._together.show()
+            self._together.show_when_finished()
             if self.items is None:
-                super().finish()
+                super().finish_output()
 
-    def release(self) -> None:
+    def release_items(self) -> None:
         """Show the items that were held back, and later ones as they arrive."""
         items, self.items = self.items or [], None
         for kind, content in items:
-            super().show(kind, content)
+            super().show_item(kind, content)
         if self.finished:
-            super().finish()
+            super().finish_output()
 
 
 def _make_comparable(items: list[_Item]) -> list[Any]:
@@ -292,7 +294,7 @@ def _make_comparable(items: list[_Item]) -> list[Any]:
     return seen
 
 
-def abbreviated(workers: Iterator[str]) -> str:
+def abbreviate_names(workers: Iterator[str]) -> str:
     """Abbreviate names of workers: `worker1-3,worker5`."""
     spans: list[list[str]] = []  # each the first name, and the number of the last one if there are several
     following = None  # the name that would extend the last span
@@ -317,13 +319,13 @@ class OrderedOutput:
         self._parts: list[str] = []
 
     @property
-    def passed(self) -> int:
+    def ordered_count(self) -> int:
         """The number of notices taken in order."""
         return self._turns.passed
 
-    def add(self, notice: Notice) -> Iterator[tuple[str, str]]:
+    def add_notice(self, notice: Notice) -> Iterator[tuple[str, str]]:
         """Yield the items that are now complete and in order."""
-        for kind, content in self._turns.add(notice["n"], (notice["kind"], notice["content"])):
+        for kind, content in self._turns.add_item(notice["n"], (notice["kind"], notice["content"])):
             if kind == "part":
                 self._parts.append(content)
             else:
@@ -340,64 +342,65 @@ class End:
 
 
 class OutputBuffer:
-    """The output of one cell on one worker. Its area shows the items for which `take_over(kind, content)` is False."""
+    """The output of one cell on one worker. Its area shows the items for which `take_over_item(kind, content)` is
+    False."""
 
     def __init__(self, area: OutputArea, take_over: Callable[[str, str], bool]) -> None:
         self.output_area = area
         self._take_over = take_over
         self.begun = Event()  # an item has arrived
-        self.heard = Event()  # the worker has acknowledged an interrupt
+        self.interrupt_handled = Event()  # the worker has acknowledged an interrupt
         self.runs = True  # False once the worker has reported that the cell has ended, or will never begin
         self.over = Event()  # all items were shown, or no more will arrive
         self.end: End | None = None
         self.shown = 0  # notices to acknowledge
         self._items = OrderedOutput()
 
-    def take(self, notice: Notice) -> None:
+    def receive_notice(self, notice: Notice) -> None:
         """Show the items that this notice completes."""
         self.begun.set()
-        for kind, content in self._items.add(notice):
+        for kind, content in self._items.add_notice(notice):
             if kind == "end":
                 self.end = End(**json.loads(content))
                 continue
             try:
                 if not self._take_over(kind, content):
-                    self.output_area.show(kind, content)
+                    self.output_area.show_item(kind, content)
             except Exception:
                 # For example a closed stream. The cell still runs, so its later items, and its end, must be taken.
                 logger.exception("a remote cell's %s could not be shown", kind)
-        self.shown = self._items.passed
+        self.shown = self._items.ordered_count
         if self.end is not None:
             self.over.set()
 
-    def lose(self) -> None:
+    def output_lost(self) -> None:
         """Wake all waits: no more items will arrive."""
         self.begun.set()
-        self.heard.set()
+        self.interrupt_handled.set()
         self.over.set()
 
 
 class CallArea(OutputArea):
     """The output of one call: each line begins with the name of the worker."""
 
-    def __init__(self, screen: OutputDisplay, worker: str) -> None:
-        super().__init__(screen, worker, worker)
+    def __init__(self, display: OutputDisplay, worker: str) -> None:
+        super().__init__(display, worker, worker)
         self._lock = threading.Lock()  # guards the screen and the incomplete lines
 
-    def show(self, kind: str, content: str) -> None:
+    def show_item(self, kind: str, content: str) -> None:
         with self._lock:
-            super().show(kind, content)
+            super().show_item(kind, content)
 
-    def finish(self) -> None:
+    def finish_output(self) -> None:
         with self._lock:
-            super().finish()
+            super().finish_output()
 
-    def move(self, screen: OutputDisplay) -> None:
+    def move_to_display(self, display: OutputDisplay) -> None:
         """Show later text on this screen, and an incomplete line on the one before."""
         with self._lock:
-            before = OutputArea(self._screen, self._worker, self._worker)
-            before._open, self._open, self._screen = self._open, before._open, screen
-        before.finish()
+            before = OutputArea(self._display, self._worker, self._worker)
+            before._open, self._open, self._display = self._open, before._open, display
+        before.finish_output()
 
 
 class CallOutput:
@@ -408,25 +411,25 @@ class CallOutput:
         self._shell = ipython_shell()
         self._lock = threading.Lock()  # guards the two below
         self._areas: weakref.WeakSet[CallArea] = weakref.WeakSet()  # of calls that have not ended
-        self._screen = OutputDisplay(self._shell)  # of the cell that began last
+        self._display = OutputDisplay(self._shell)  # of the cell that began last
         if self._shell is not None:
             self._shell.events.register("pre_run_cell", self._begin_cell)
             agent.hooks.on_end.append(lambda: self._shell.events.unregister("pre_run_cell", self._begin_cell))
 
-    def open(self, worker: int) -> OutputBuffer:
+    def open_call_buffer(self, worker: int) -> OutputBuffer:
         """Return the buffer for the output of a call on a worker."""
-        name = self._agent.member_table.name(worker)
+        name = self._agent.member_table.member_name(worker)
         with self._lock:
-            area = CallArea(self._screen, name)
+            area = CallArea(self._display, name)
             self._areas.add(area)
         return OutputBuffer(area, lambda kind, content: False)
 
     def _begin_cell(self, _info: object = None) -> None:
-        screen = OutputDisplay(self._shell)
+        display = OutputDisplay(self._shell)
         with self._lock:
-            self._screen, areas = screen, list(self._areas)
+            self._display, areas = display, list(self._areas)
         for area in areas:
-            area.move(screen)
+            area.move_to_display(display)
 
 
 class OutputRouter:
@@ -442,38 +445,38 @@ class OutputRouter:
         agent.on_notice(INTERRUPT_HANDLED, self._interrupt_handled)
         agent.on_member(self._member_changed)
 
-    def open(self, worker: int, cell: int, output_buffer: OutputBuffer) -> None:
+    def open_buffer(self, worker: int, cell: int, output_buffer: OutputBuffer) -> None:
         with self._lock:
             self._buffers[worker, cell] = output_buffer
 
-    def close(self, worker: int, cell: int) -> None:
+    def drop_buffer(self, worker: int, cell: int) -> None:
         """Drop a buffer: no more items are wanted, or none will arrive."""
         with self._lock:
             output_buffer = self._buffers.pop((worker, cell), None)
         if output_buffer is None:
             return
-        if is_of_call(cell):
+        if is_call_number(cell):
             _finish_area(output_buffer.output_area)
-        output_buffer.lose()
+        output_buffer.output_lost()
 
     def _output_received(self, worker: int, notice: Notice) -> None:
         cell = notice["cell"]
         if cell == NO_CELL:
-            self._agent.part(CommProxies).take(worker, notice["content"])
+            self._agent.part(CommProxies).receive_message(worker, notice["content"])
             return
         output_buffer = self._find_buffer(worker, cell)
         if output_buffer is None:
             return
-        output_buffer.take(notice)  # without the lock: an agent delivers its notices one at a time
+        output_buffer.receive_notice(notice)  # without the lock: an agent delivers its notices one at a time
         if over := output_buffer.over.is_set():
-            self.close(worker, cell)
-        if is_of_call(cell) or not over:  # the worker of a call waits until its end is shown
+            self.drop_buffer(worker, cell)
+        if is_call_number(cell) or not over:  # the worker of a call waits until its end is shown
             self._agent.notify(worker, SHOWN, {"cell": cell, "shown": output_buffer.shown})
 
     def _find_buffer(self, worker: int, cell: int) -> OutputBuffer | None:
         with self._lock:
             output_buffer = self._buffers.get((worker, cell))
-            if output_buffer is None and is_of_call(cell):  # the first item that arrives
+            if output_buffer is None and is_call_number(cell):  # the first item that arrives
                 output_buffer = self._buffers[worker, cell] = self._open_call(worker)
             return output_buffer
 
@@ -482,7 +485,7 @@ class OutputRouter:
             output_buffer = self._buffers.get((worker, notice["cell"]))
         if output_buffer is not None:
             output_buffer.runs = notice["runs"]
-            output_buffer.heard.set()
+            output_buffer.interrupt_handled.set()
 
     def _member_changed(self, kind: str, member: WorkerInfo, _reason: str) -> None:
         if kind not in GONE:
@@ -490,11 +493,11 @@ class OutputRouter:
         with self._lock:
             cells = [cell for worker, cell in self._buffers if worker == member.id]
         for cell in cells:
-            self.close(member.id, cell)
+            self.drop_buffer(member.id, cell)
 
 
 def _finish_area(area: OutputArea) -> None:
     try:
-        area.finish()
+        area.finish_output()
     except Exception:  # for example a closed stream: the call shall end all the same
         logger.exception("the output of a call could not be shown")

@@ -48,7 +48,7 @@ class WorkerHistory:
         self.forgotten = 0  # cells dropped as there were more than `CELLS`
         self._bytes = 0.0
 
-    def note(self, cell: Cell) -> None:
+    def record_cell(self, cell: Cell) -> None:
         kept, total = {}, 0.0
         for name, value in cell.push.items():
             size = _size_of_value(value)
@@ -70,12 +70,12 @@ class CellHistories:
         self._lock = threading.Lock()
         self._of: dict[str, WorkerHistory] = {}
 
-    def note(self, worker: str, cell: Cell) -> None:
+    def record_cell(self, worker: str, cell: Cell) -> None:
         """Record that the worker has run the cell."""
         with self._lock:
-            self._of.setdefault(worker, WorkerHistory()).note(cell)
+            self._of.setdefault(worker, WorkerHistory()).record_cell(cell)
 
-    def take(self, worker: str) -> WorkerHistory:
+    def pop_history(self, worker: str) -> WorkerHistory:
         """Remove and return the worker's history."""
         with self._lock:
             return self._of.pop(worker, WorkerHistory())

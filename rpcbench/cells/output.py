@@ -2,7 +2,7 @@
 
 Guarantees
 - The items of one cell, or of one call, are numbered 0, 1, 2, … without gaps in the order of writing; the last one is
-  `end`.
+  `end_cell`.
 - Small writes are gathered for at most `GATHER_SECONDS`. A long item travels in pieces (`part`, …, then the rest).
 - Backpressure: the client acknowledges the items that it has shown, and the worker sends at most `WINDOW` beyond these.
   A flood slows its writer down instead of filling memory, and a stopped cell is soon silent. A client that does not
@@ -12,8 +12,8 @@ Guarantees
   that a thread holds.
 - Text that is written while no cell runs goes to the worker's log, and that of a call to the notebook as well, before
   the call is answered (`display.CallOutput`). So does text of a call that comes behind the end of a cell.
-- Output of C code and child processes goes to the log, and through a `LogTail` to the cell: in order, before `end`.
-  Of an error of torch's C++ code the cell gets the message, and only the number of its frames.
+- Output of C code and child processes goes to the log, and through a `LogTail` to the cell: in order, before
+  `end_cell`. Of an error of torch's C++ code the cell gets the message, and only the number of its frames.
 
 Descriptors 1 and 2 remain those of the log, which is read back while a cell runs. So a write there never blocks, passes
 through no Python code, and is not lost if the worker is killed; a child may outlive the cell or the worker.
@@ -38,7 +38,7 @@ from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
-from rpcbench.base.futures import blocked
+from rpcbench.base.futures import release_slot
 from rpcbench.cells.worker_log import fold_frames, log_of
 from rpcbench.runtime.pool import PoolThread
 
@@ -52,7 +52,7 @@ class ReorderBuffer(Generic[T]):
         self.passed = 0  # items given out, and so the number of the next one
         self._early: dict[int, T] = {}
 
-    def add(self, number: int, item: T) -> Iterator[T]:
+    def add_item(self, number: int, item: T) -> Iterator[T]:
         """Yield the items that are now in order: none, this one, or it and later ones that arrived before it."""
         self._early[number] = item
         while self.passed in self._early:
@@ -72,23 +72,23 @@ class LogTail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._size = 0
-        self.begin(self.size())
+        self.skip_to(self.log_size())
 
-    def size(self) -> int:
+    def log_size(self) -> int:
         """Return the size of the log in bytes. From any thread."""
         with contextlib.suppress(FileNotFoundError):  # the world removes it at its end
             self._size = self._path.stat().st_size
         return self._size
 
-    def begin(self, at: int) -> None:
+    def skip_to(self, at: int) -> None:
         """Skip the log up to position `at`, which belongs to no cell."""
         self.at = at
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def read(self, until: int) -> Iterator[str]:
+    def read_text(self, until: int) -> Iterator[str]:
         """Yield the text between the last position and `until`; of more than `MOST` bytes only the last."""
         if cut := (left_out := until - self.at - MOST) > 0:
-            self.begin(until - MOST)
+            self.skip_to(until - MOST)
             yield f"\n({left_out:,} bytes of output, too many at once, are only in the worker's log.)\n"
         with self._path.open("rb") as log:  # not kept open: a worker may have no descriptor to spare
             log.seek(self.at)
@@ -100,7 +100,7 @@ class LogTail:
                     yield text
 
 
-def log_tail(worker: str, incarnation: int) -> LogTail | None:
+def find_log_tail(worker: str, incarnation: int) -> LogTail | None:
     """Return this worker's log; None if its output goes elsewhere: to torchrun, Ray, or through a connection."""
     # The file must have the name of this worker's log: other processes may write to any other file.
     if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path_of_descriptor(_OUT)) != log_of(
@@ -148,7 +148,7 @@ class _DuringCell(CellKey):
     call: CellKey
 
 
-def is_of_call(number: int) -> bool:
+def is_call_number(number: int) -> bool:
     """Return whether a number of a cell is that of a call on a worker, which the worker has counted downwards."""
     return number < NO_CELL
 
@@ -198,20 +198,20 @@ class OutputStream:
         self._call_numbers = itertools.count(NO_CELL - 1 - (incarnation << 32), -1)
         threading.Thread(target=self._send_for_ever, name="rpcbench-output", daemon=True).start()
 
-    def begin(self, key: CellKey) -> None:
+    def begin_cell(self, key: CellKey) -> None:
         """Assign all output of this process to this cell from now on."""
-        self._logged = self._tail.size() if self._tail else 0
+        self._logged = self._tail.log_size() if self._tail else 0
         self._enqueue_item((key, "begin", str(self._logged)))
         self._key, self._client_id = key, key.client_id
 
-    def end(self, key: CellKey, content: str) -> None:
+    def end_cell(self, key: CellKey, content: str) -> None:
         """End the cell's output with `content` as its last item."""
         self._queue_log_growth(key)
         self._key = None
         self._enqueue_item((key, "end", content))
 
     @property
-    def runs(self) -> bool:
+    def has_running_cell(self) -> bool:
         """Whether a cell runs."""
         return self._key is not None
 
@@ -240,7 +240,7 @@ class OutputStream:
             series = self._this_thread.series = self._series[key] = _Series(key)
         return series.key
 
-    def await_shown(self) -> None:
+    def wait_until_shown(self) -> None:
         """Wait until the notebook has shown what this thread of the pool has written, for `_ACK_SECONDS` at most; in a
         forked child, where no acknowledgement arrives, return at once."""
         series: _Series | None = getattr(self._this_thread, "series", None)
@@ -248,13 +248,13 @@ class OutputStream:
             return
         self._this_thread.series = None
         self._enqueue_item((series.key, "end", _CALL_ENDS))
-        with blocked():
+        with release_slot():
             self._shown.wait_for(series.is_shown, _ACK_SECONDS)
         series.given_up = True
         if series.ended:  # else the output thread forgets it
             self._series.pop(series.key, None)
 
-    def show(self, kind: str, content: str) -> bool:
+    def send_item(self, kind: str, content: str) -> bool:
         """Send a display, a question or the like of the running cell; False if none runs, or in a forked child."""
         key = self._key
         if key is None or os.getpid() != self._pid:
@@ -262,13 +262,13 @@ class OutputStream:
         self._enqueue_item((key, kind, content))
         return True
 
-    def tell(self, kind: str, content: str) -> None:
-        """Like `show`; if no cell runs, send it to the last cell's client, outside all cells."""
+    def send_to_last_client(self, kind: str, content: str) -> None:
+        """Like `send_item`; if no cell runs, send it to the last cell's client, outside all cells."""
         client_id = self._client_id
         if client_id is not None and os.getpid() == self._pid:
             self._enqueue_item((self._key or CellKey(client_id, NO_CELL), kind, content))
 
-    def shown(self, client_id: int, notice: Notice) -> None:
+    def items_shown(self, client_id: int, notice: Notice) -> None:
         """Take the client's acknowledgement of the items that it has shown. On a pool thread."""
         if (series := self._series.get(CellKey(client_id, notice["cell"]))) is not None:
             series.shown = max(series.shown, notice["shown"])
@@ -276,7 +276,7 @@ class OutputStream:
 
     def _queue_log_growth(self, key: CellKey) -> None:
         """Queue the growth of the log, so that it precedes the next item."""
-        if self._tail is not None and (size := self._tail.size()) != self._logged:
+        if self._tail is not None and (size := self._tail.log_size()) != self._logged:
             self._logged = size
             self._enqueue_item((key, _LOGGED, str(size)))
 
@@ -310,7 +310,7 @@ class OutputStream:
         while (live := self._live) is not None and (tail := self._tail) is not None:
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=_LOOK_SECONDS)
-            size = tail.size()
+            size = tail.log_size()
             with contextlib.suppress(queue.Empty):  # an item of Python that precedes the growth of the log
                 return self._queue.get_nowait()
             if size > tail.at:
@@ -324,14 +324,14 @@ class OutputStream:
                 yield key, kind, content
             elif self._tail is not None and key == self._live:
                 with contextlib.suppress(OSError):  # removed, or no descriptor to spare now: read later, or lost
-                    yield from ((key, "stdout", text) for text in self._tail.read(int(content)))
+                    yield from ((key, "stdout", text) for text in self._tail.read_text(int(content)))
 
     def _route_item(self, key: CellKey, kind: str, content: str) -> None:
         if kind == "begin":
             if self._tail is not None:
-                self._tail.begin(int(content))
+                self._tail.skip_to(int(content))
             self._begin_series(key)
-        elif key == self._live or is_of_call(key.number):
+        elif key == self._live or is_call_number(key.number):
             self._deliver_item(key, kind, content)
         elif isinstance(key, _DuringCell):
             self._write_to_log(kind, content)
@@ -393,12 +393,12 @@ def _make_sendable(text: str) -> str:
 def json_with_bytes(content: dict[str, Any], complaint: str) -> str:
     """Return JSON, with bytes in base64. Raises TypeError with `complaint`, where `{}` is the type that JSON lacks."""
 
-    def encoded(value: object) -> str:
+    def encode_bytes(value: object) -> str:
         if isinstance(value, bytes):
             return base64.b64encode(value).decode("ascii")
         raise TypeError(complaint.format(type(value).__name__))
 
-    return json.dumps(content, default=encoded)
+    return json.dumps(content, default=encode_bytes)
 
 
 def _join_texts(items: Iterator[_Item]) -> Iterator[_Item]:

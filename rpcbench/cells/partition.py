@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
-from rpcbench.base.errors import counted, nearest
+from rpcbench.base.errors import count_noun, suggest_nearest
 from rpcbench.runtime.handles import layout_of, type_of
 
 SCATTER = "scatter"
@@ -36,7 +36,7 @@ class Parts(NamedTuple):
     sizes: list[int]
     dim: Dimension = 0
 
-    def report(self, name: str) -> str:
+    def size_report(self, name: str) -> str:
         """Return a line on sizes that differ: `x: 10 rows as 4, 3, 3`; empty if all are equal."""
         if len(set(self.sizes)) == 1:
             return ""
@@ -59,8 +59,8 @@ def split(name: str, value: Any, count: int, dim: Dimension = 0) -> Parts:
     """
     total = _size_along(name, value, dim)
     if total < count:
-        rows = counted(total, "row") if dim == 0 else f"size {total} along dimension {dim}"
-        raise ValueError(f"{name} has {rows}, and there are {counted(count, 'worker')}: name fewer workers")
+        rows = count_noun(total, "row") if dim == 0 else f"size {total} along dimension {dim}"
+        raise ValueError(f"{name} has {rows}, and there are {count_noun(count, 'worker')}: name fewer workers")
     least, larger = divmod(total, count)
     sizes = [least + (index < larger) for index in range(count)]
     starts = [sum(sizes[:index]) for index in range(count)]
@@ -76,7 +76,9 @@ def _size_along(name: str, value: Any, dim: Dimension) -> int:
         try:
             size = value.size(dim) if isinstance(value, torch.Tensor) else value.shape[dim]  # type: ignore[arg-type]
         except (IndexError, TypeError, RuntimeError):  # a NamesError is a RuntimeError
-            raise ValueError(f"{name} is {layout(value)}, which has no dimension {dim!r} to split along") from None
+            raise ValueError(
+                f"{name} is {value_layout(value)}, which has no dimension {dim!r} to split along"
+            ) from None
         return int(size)
     if isinstance(value, Mapping) or not hasattr(value, "__getitem__") or (size := _length_of_value(value)) < 0:
         raise TypeError(f"{name} has type {type_of(value)}: only a tensor, an array or a sequence can be split")
@@ -102,10 +104,10 @@ def _slice_part(value: Any, start: int, size: int, dim: Dimension) -> Any:
 def check_combination(how: str) -> None:
     """Raise ValueError if there is no such way to combine values."""
     if how not in COMBINATIONS:
-        raise ValueError(f"values cannot be combined by {how!r}: {nearest(how, COMBINATIONS)}")
+        raise ValueError(f"values cannot be combined by {how!r}: {suggest_nearest(how, COMBINATIONS)}")
 
 
-def combine(name: str, values: Mapping[str, Any], how: str = "cat", dim: Dimension = 0) -> Any:
+def combine_values(name: str, values: Mapping[str, Any], how: str = "cat", dim: Dimension = 0) -> Any:
     """Combine the values that a variable has on each worker.
 
     Args:
@@ -128,7 +130,7 @@ def combine(name: str, values: Mapping[str, Any], how: str = "cat", dim: Dimensi
             raise TypeError("no rule for these types")
         return combination(parts, dim)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        there = ", ".join(f"{worker} has {layout(part)}" for worker, part in values.items())
+        there = ", ".join(f"{worker} has {value_layout(part)}" for worker, part in values.items())
         along = "" if how == "sum" or not _has_dimensions(parts) else f" along dimension {dim}"
         text = f"{name} cannot be {COMBINATIONS[how]}{along}: {there}. Bring it back as a list"
         raise ValueError(text) from error
@@ -191,7 +193,7 @@ def _has_dimensions(parts: Sequence[Any]) -> bool:
     return all(isinstance(part, torch.Tensor | numpy.ndarray) for part in parts)
 
 
-def layout(value: object) -> str:
+def value_layout(value: object) -> str:
     """Return the dtype and shape of a tensor or array, the type of another value."""
     if isinstance(value, torch.Tensor):
         return layout_of(value)

@@ -26,7 +26,7 @@ class ModuleSource(NamedTuple):
     package: bool
 
 
-def source_of(module: str | ModuleType) -> ModuleSource:
+def read_source(module: str | ModuleType) -> ModuleSource:
     """Read the source of a module from its file. Raises ModuleNotFoundError, or ImportError if it has no source."""
     name = module if isinstance(module, str) else module.__name__
     spec = None if name in ("", "__main__") else _find_spec(name)
@@ -46,7 +46,7 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
     return importlib.machinery.PathFinder.find_spec(name, path) or importlib.util.find_spec(name)
 
 
-def execute_source(sources: Sequence[ModuleSource]) -> None:
+def execute_sources(sources: Sequence[ModuleSource]) -> None:
     """Run these modules in this process, in this order; load those that are not loaded yet."""
     for source in sources:
         parent = importlib.import_module(source.name.rpartition(".")[0]) if "." in source.name else None

@@ -1,7 +1,7 @@
 """Runs cells on a worker, one after the other on its main thread.
 
-In a process worker that thread does nothing else (`serve`). In a kernel worker the kernel's event loop runs on it and
-performs one job after the other (see `kernel_worker`).
+In a process worker that thread does nothing else (`serve_cells`). In a kernel worker the kernel's event loop runs on it
+and performs one job after the other (see `kernel_worker`).
 
 Rules
 - An interrupt names its cell. It raises KeyboardInterrupt on the main thread only while that cell runs. A queued cell
@@ -59,13 +59,13 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rpcbench.base.errors import CallCancelled
-from rpcbench.base.futures import blocked
-from rpcbench.base.rebuild import cut
+from rpcbench.base.futures import release_slot
+from rpcbench.base.rebuild import cut_text
 from rpcbench.cells import debugger, stdin
-from rpcbench.cells.output import SHOWN, CellKey, CellStream, Notice, OutputStream, log_tail
+from rpcbench.cells.output import SHOWN, CellKey, CellStream, Notice, OutputStream, find_log_tail
 from rpcbench.cells.stdin import ANSWER, Stdin
 from rpcbench.cells.widgets import COMM, WorkerComms
-from rpcbench.runtime.current import caller, current
+from rpcbench.runtime.current import caller_id, current_agent
 from rpcbench.runtime.publisher import Health
 from rpcbench.runtime.server import end_fork
 from rpcbench.wire.messages import Origin
@@ -82,15 +82,15 @@ class CellMessages:
         self._output_stream = output_stream
         self.stdin = Stdin(output_stream)
         self._comms = WorkerComms(output_stream)
-        agent.on_notice(ANSWER, self.stdin.answered)
-        agent.on_notice(COMM, self._comms.heard)
+        agent.on_notice(ANSWER, self.stdin.answer_received)
+        agent.on_notice(COMM, self._comms.message_received)
 
     def install_hooks(self, shell: Any) -> None:
         """Install the hooks in a shell before its first cell runs, and leave them there."""
-        self.stdin.install()  # not undone: a kernel restores its own `input` while another client's code runs
+        self.stdin.install_input()  # not undone: a kernel restores its own `input` while another client's code runs
         stdin.install_pager(shell, self._output_stream)
         debugger.install_debugger()
-        self._comms.install(shell)
+        self._comms.install_comms(shell)
 
 
 # Channels of one-way messages between a worker and its client.
@@ -140,9 +140,9 @@ class _Interrupt:
     cuts_import: bool
     cuts_runtime: bool = False  # code of the runtime, too
     awaits_import: bool = False  # the last signal came inside an import
-    heard: queue.SimpleQueue[bool] = field(default_factory=queue.SimpleQueue)  # the handler's reports
+    reports: queue.SimpleQueue[bool] = field(default_factory=queue.SimpleQueue)  # the handler's reports
 
-    def backoffs(self) -> Iterator[float]:
+    def backoff_seconds(self) -> Iterator[float]:
         """Yield the seconds to wait for a report after each signal."""
         for seconds in _BACKOFFS:
             self.cuts_runtime = seconds == _BACKOFFS[-1]
@@ -161,20 +161,20 @@ class CellRunner:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None ends `jobs`
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None ends `queued_jobs`
         assert sys.__stdout__ is not None and sys.__stderr__ is not None
         # By stream name; output outside cells goes there. The process's own streams, not their replacements in `sys`.
         self._logs: dict[str, TextIO] = {"stdout": sys.__stdout__, "stderr": sys.__stderr__}
         self.output_stream = OutputStream(
             self._send_output,
             self._logs,
-            log_tail(agent.name, agent.incarnation),
+            find_log_tail(agent.name, agent.incarnation),
             agent.incarnation,
         )
         self.cell_messages = CellMessages(agent, self.output_stream)
         self._gate = threading.Lock()  # guards the next six; the signal handler reads them without it
         self._running: CellKey | None = None  # the cell whose code is on the main thread
-        self._block: CellKey | None = None  # the part of it that `interruptible` yields to
+        self._block: CellKey | None = None  # the part of it that `interruptible_block` yields to
         self._open = 0  # cells that are queued or run
         self._stopping = False
         self._given_up: deque[CellKey] = deque(maxlen=64)  # not to begin; bounded, as ended cells come here, too
@@ -183,19 +183,19 @@ class CellRunner:
         self._signalled = False  # by this process, since the handler ran last
         agent.part(Health).cells.append(lambda: self._open)
         agent.on_notice(INTERRUPT, self._interrupt_received)
-        agent.on_notice(SHOWN, self.output_stream.shown)
-        agent.hooks.on_called.append(self.output_stream.await_shown)
+        agent.on_notice(SHOWN, self.output_stream.items_shown)
+        agent.hooks.on_called.append(self.output_stream.wait_until_shown)
 
     def _send_output(self, client_id: int, item: Notice) -> None:
         """Send an item to its client. UnknownWorkerError if it has left: nobody would acknowledge the item."""
         self._agent.member(client_id)
         self._agent.notify(client_id, OUTPUT, item)
 
-    def serve(self) -> None:
-        """Run cells on this thread until `stop`."""
-        with self.cell_messages.stdin.installed(), self.handling_signals():
-            for job in self.jobs():
-                _run_coroutine(self.perform(job))
+    def serve_cells(self) -> None:
+        """Run cells on this thread until `stop_serving`."""
+        with self.cell_messages.stdin.divert_input(), self.handling_signals():
+            for job in self.queued_jobs():
+                _run_coroutine(self.perform_job(job))
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -208,26 +208,26 @@ class CellRunner:
             sys.stdout, sys.stderr = streams
             signal.signal(self.interrupted_by, before)
 
-    def jobs(self) -> Iterator[Job]:
-        """Yield queued jobs until `stop`."""
+    def queued_jobs(self) -> Iterator[Job]:
+        """Yield queued jobs until `stop_serving`."""
         while (job := self._jobs.get()) is not None:
             yield job
 
-    async def perform(self, job: Job) -> None:
+    async def perform_job(self, job: Job) -> None:
         """Run a cell, while `handling_signals`. Suspends only where the cell awaits on a loop that is not its own."""
         outcome = await self._attempt_job(job)
         end_fork(self._agent, outcome.error)
         self._send_reply(job, outcome)
 
-    def stop(self) -> None:
-        """End `serve`: interrupt the running cell, for at most the sum of `_BACKOFFS`, and drop queued ones."""
+    def stop_serving(self) -> None:
+        """End `serve_cells`: interrupt the running cell, for at most the sum of `_BACKOFFS`, and drop queued ones."""
         with self._gate:
             self._stopping, running = True, self._running
         self._jobs.put(None)
         if running is not None:
             deque(self._interrupt_until_handled(running, cuts_import=True), 0)  # no later cell will miss the import
 
-    def run(self, key: CellKey, cell: Cell) -> dict[str, Any]:
+    def run_queued(self, key: CellKey, cell: Cell) -> dict[str, Any]:
         """Queue the cell and wait for its values, or raise its error. Called on a pool thread."""
         job = Job(key, cell)
         with self._gate:
@@ -235,7 +235,7 @@ class CellRunner:
         try:
             self._jobs.put(job)
             self._agent.notify(key.client_id, QUEUED, {"cell": key.number})
-            with blocked():  # lets the pool start another thread: a cell may run for hours
+            with release_slot():  # lets the pool start another thread: a cell may run for hours
                 return job.reply.result()
         finally:
             with self._gate:
@@ -245,7 +245,7 @@ class CellRunner:
         """Return the outcome of the cell; never raises."""
         from rpcbench.cells.shell import Outcome
 
-        self.output_stream.begin(job.key)
+        self.output_stream.begin_cell(job.key)
         try:
             try:
                 self._mark_running(job.key)
@@ -262,9 +262,9 @@ class CellRunner:
         from rpcbench.rpc import RRef
 
         if self.shell is None:
-            self.shell = WorkerShell.start(self._agent.name, self.output_stream)
+            self.shell = WorkerShell.start_worker_shell(self._agent.name, self.output_stream)
             self.cell_messages.install_hooks(self.shell)
-        outcome = await self.shell.run(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
+        outcome = await self.shell.execute_worker_cell(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
         if outcome.error is None:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)
         return outcome
@@ -286,10 +286,10 @@ class CellRunner:
     def _send_reply(self, job: Job, outcome: Outcome) -> None:
         error = outcome.error
         kind = None if error is None else type(error).__name__
-        lines = [cut(line) for line in outcome.traceback]
+        lines = [cut_text(line) for line in outcome.traceback]
         # Before the reply: the client shows the traceback that this carries when the call's error arrives.
-        self.output_stream.end(job.key, json.dumps({"error": kind, "traceback": lines}))
-        self.cell_messages.stdin.end()
+        self.output_stream.end_cell(job.key, json.dumps({"error": kind, "traceback": lines}))
+        self.cell_messages.stdin.end_questions()
         if error is None:
             job.reply.set_result(outcome.values)
         elif isinstance(error, Exception):
@@ -310,21 +310,21 @@ class CellRunner:
         """Signal the cell until the handler accepts it; yield whether it runs, each time the handler reports, but only
         once for an import."""
         second = any(other.key == key for other in self._interrupts)
-        mine, told = _Interrupt(key, cuts_import or second), False
+        mine, import_reported = _Interrupt(key, cuts_import or second), False
         self._interrupts.append(mine)
         try:
-            for patience in mine.backoffs():
+            for patience in mine.backoff_seconds():
                 if not self._signal_cell(key):
-                    yield not mine.heard.empty()  # handled in the moment in which the wait for it ended
+                    yield not mine.reports.empty()  # handled in the moment in which the wait for it ended
                     return
                 # A signal that arrives just before the main thread begins to block does not end that wait: repeat it.
                 until = time.monotonic() + patience
                 with contextlib.suppress(queue.Empty):
                     while (left := until - time.monotonic()) > 0:
-                        ends = mine.heard.get(timeout=left)
-                        if not (told and mine.awaits_import):
+                        ends = mine.reports.get(timeout=left)
+                        if not (import_reported and mine.awaits_import):
                             yield True
-                        told = True
+                        import_reported = True
                         if ends:
                             return
         finally:
@@ -341,7 +341,7 @@ class CellRunner:
             return False
 
     @contextlib.contextmanager
-    def interruptible(self) -> Iterator[Callable[[], object]]:
+    def interruptible_block(self) -> Iterator[Callable[[], object]]:
         """Yield a function that interrupts the block, which code of a cell runs, and does nothing after it. Called on
         any other thread, it waits until the main thread has handled that."""
         assert self._running is not None, "only a cell has a block to interrupt"
@@ -368,7 +368,7 @@ class CellRunner:
         handled = running is None or (now - self._raised >= _MIN_INTERVAL_SECONDS and not late)
         for each in interrupts:
             each.awaits_import = in_import and running is not None
-            each.heard.put(handled)  # False: `_interrupt_until_handled` sends another signal
+            each.reports.put(handled)  # False: `_interrupt_until_handled` sends another signal
         if running is None:
             return
         if handled:
@@ -406,12 +406,12 @@ def _run_coroutine(work: Coroutine[Any, Any, None]) -> None:
 
 def is_busy() -> bool:
     """Return whether a cell runs or waits on this worker; called through RPC."""
-    return current().part(Health).count_cells() > 0
+    return current_agent().part(Health).count_cells() > 0
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:
     """Run the cell on this worker's main thread; called through RPC. Return its values by name, or raise its error."""
-    agent = current()
+    agent = current_agent()
     if not agent.has(CellRunner):
         raise RuntimeError(f"{agent.name} runs no cells: it is not a worker of a cluster")
-    return agent.part(CellRunner).run(CellKey(caller(), cell.number), cell)
+    return agent.part(CellRunner).run_queued(CellKey(caller_id(), cell.number), cell)

@@ -31,9 +31,9 @@ from traitlets.config import Config
 from rpcbench.base.rebuild import add_note
 from rpcbench.base.sources import kept_name
 from rpcbench.cells.output import OutputStream, json_with_bytes
-from rpcbench.cells.tracebacks import limited_colours, of_user
+from rpcbench.cells.tracebacks import limit_colours, user_frames
 from rpcbench.runtime import gpus
-from rpcbench.runtime.current import current
+from rpcbench.runtime.current import current_agent
 
 if TYPE_CHECKING:
     from IPython.core.completer import IPCompleter
@@ -47,16 +47,16 @@ Reply = dict[str, Any]
 """Jupyter's `complete_reply` or `inspect_reply`. Offsets count characters of the code in the request."""
 
 
-def complete(code: str, cursor: int) -> Reply | None:
+def complete_code(code: str, cursor: int) -> Reply | None:
     """Return completions at the cursor, or None if no cell has run yet. Called through RPC."""
-    with current().part(Names).free() as names:
-        return names.complete(code, cursor) if names else None
+    with current_agent().part(Names).exclusive_access() as names:
+        return names.complete_code(code, cursor) if names else None
 
 
-def inspect(code: str, cursor: int, detail: int) -> Reply | None:
-    """Describe the name at the cursor, with its source if `detail` is 1; None as in `complete`."""
-    with current().part(Names).free() as names:
-        return names.inspect(code, cursor, detail) if names else None
+def inspect_name(code: str, cursor: int, detail: int) -> Reply | None:
+    """Describe the name at the cursor, with its source if `detail` is 1; None as in `complete_code`."""
+    with current_agent().part(Names).exclusive_access() as names:
+        return names.inspect_name(code, cursor, detail) if names else None
 
 
 class Names:
@@ -67,7 +67,7 @@ class Names:
         self._shell_and_completer: tuple[InteractiveShell, IPCompleter] | None = None
 
     @contextlib.contextmanager
-    def free(self) -> Iterator[Names | None]:
+    def exclusive_access(self) -> Iterator[Names | None]:
         """Yield self once no other request runs, or None if there is no shell. Raises TimeoutError after a while."""
         if not self._lock.acquire(timeout=_PATIENCE):
             raise TimeoutError("this worker still works on another completion request")
@@ -89,7 +89,7 @@ class Names:
             self._shell_and_completer = shell, completer
         return self._shell_and_completer is not None
 
-    def complete(self, code: str, cursor: int) -> Reply:
+    def complete_code(self, code: str, cursor: int) -> Reply:
         from IPython.core.completer import provisionalcompleter, rectify_completions
 
         assert self._shell_and_completer is not None
@@ -104,7 +104,7 @@ class Names:
             "metadata": {_TYPES: types},
         }
 
-    def inspect(self, code: str, cursor: int, detail: int) -> Reply:
+    def inspect_name(self, code: str, cursor: int, detail: int) -> Reply:
         from IPython.utils.tokenutil import token_at_cursor
 
         assert self._shell_and_completer is not None
@@ -161,10 +161,10 @@ class WorkerDisplay(DisplayPublisher):
     ) -> None:
         self._validate_data(data, metadata)  # type: ignore[no-untyped-call]
         bundle = {"data": data, "metadata": metadata or {}, "transient": transient or {}}
-        self.output_stream.show("update" if update else "display", _encode_bundle(bundle))
+        self.output_stream.send_item("update" if update else "display", _encode_bundle(bundle))
 
     def clear_output(self, wait: bool = False) -> None:
-        self.output_stream.show("clear", json.dumps(bool(wait)))
+        self.output_stream.send_item("clear", json.dumps(bool(wait)))
 
 
 class ResultHook(DisplayHook):
@@ -181,7 +181,7 @@ class ResultHook(DisplayHook):
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
         if not self.held_back:
-            self.output_stream.show("result", _encode_bundle({"data": format_dict, "metadata": md_dict or {}}))
+            self.output_stream.send_item("result", _encode_bundle({"data": format_dict, "metadata": md_dict or {}}))
 
 
 class CellShell(InteractiveShell):
@@ -192,7 +192,7 @@ class CellShell(InteractiveShell):
     displayhook: ResultHook
     _shown: tuple[BaseException, tuple[str, ...]] | None = None  # the last error that was rendered, and its lines
 
-    async def run(self, code: str, push: dict[str, Any], want: tuple[str, ...], value: bool) -> Outcome:
+    async def execute_worker_cell(self, code: str, push: dict[str, Any], want: tuple[str, ...], value: bool) -> Outcome:
         """Set the variables in `push`, run a cell, and return those in `want`; the arguments are as in `Cell`."""
         self._shown = None
         self.user_ns.update(push)
@@ -223,13 +223,13 @@ class CellShell(InteractiveShell):
         """Like IPython's, without this package's frames."""
         kind, error, frames = cast(Any, exc_tuple or sys.exc_info())
         gpus.explain(error, self.compile.worker)
-        frames = of_user(frames)
+        frames = user_frames(frames)
         if isinstance(error, BaseExceptionGroup):  # IPython would print its lines instead of passing them on
             below = frames and frames.tb_next  # the topmost frame is IPython's
             text = "".join(traceback.format_exception(kind, error, below))
             self._showtraceback(type(error), error, text.splitlines())
         else:
-            with limited_colours(self.InteractiveTB):
+            with limit_colours(self.InteractiveTB):
                 super().showtraceback((kind, error, frames), *args, **kwargs)
 
     def _format_exception_for_storage(self, exception: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class WorkerShell(CellShell):
     displayhook_class = Type(ResultHook)
 
     @classmethod
-    def start(cls, worker: str, output_stream: OutputStream) -> WorkerShell:
+    def start_worker_shell(cls, worker: str, output_stream: OutputStream) -> WorkerShell:
         """Make the shell of this process; `worker` is the name that tracebacks show."""
         config = Config()
         config.HistoryManager.enabled = False  # no history database: all workers would share its file

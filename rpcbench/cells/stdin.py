@@ -45,7 +45,7 @@ def install_pager(shell: Any, output_stream: OutputStream) -> None:
 
     def show_in_pager(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
         bundle = {"data": data if isinstance(data, dict) else {"text/plain": data}, "metadata": {}}
-        if not output_stream.show("page", json.dumps(bundle)):
+        if not output_stream.send_item("page", json.dumps(bundle)):
             raise TryNext  # no cell runs: IPython falls back to its own pager
 
     shell.set_hook("show_in_pager", show_in_pager, _BEFORE_ALL_OTHERS)
@@ -76,17 +76,17 @@ class Stdin:
         self._open: dict[int, queue.SimpleQueue[tuple[str, str]]] = {}  # by number of the question: (kind, text)
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def divert_input(self) -> Iterator[None]:
         """Make `input` and `getpass.getpass` ask the notebook meanwhile."""
         before = builtins.input, getpass.getpass
-        self.install()
+        self.install_input()
         try:
             yield
         finally:
             builtins.input, getpass.getpass = before
 
-    def install(self) -> None:
-        """Like `installed`, permanently."""
+    def install_input(self) -> None:
+        """Like `divert_input`, permanently."""
         builtins.input, getpass.getpass = self.input, self.getpass
 
     def input(self, prompt: object = "", /) -> str:
@@ -97,13 +97,13 @@ class Stdin:
         """Like Python's; ignores `stream`, which is for terminals."""
         return self._request_input("getpass()", prompt, True)
 
-    def answered(self, _asker: int, notice: Notice) -> None:
+    def answer_received(self, _asker: int, notice: Notice) -> None:
         """Pass an answer to the thread that waits for it. On a pool thread."""
         answers = self._open.get(notice["question"])
         if answers is not None:  # otherwise its cell was interrupted
             answers.put((notice["kind"], notice["text"]))
 
-    def end(self) -> None:
+    def end_questions(self) -> None:
         """End all open questions: the cell has ended, and its other threads get no answer any more."""
         for answers in list(self._open.values()):
             answers.put((END, ""))
@@ -112,7 +112,7 @@ class Stdin:
         number = next(self._numbers)
         answers = self._open[number] = queue.SimpleQueue()
         try:
-            if not self._output_stream.show(
+            if not self._output_stream.send_item(
                 "input", json.dumps({"question": number, "prompt": prompt, "password": password})
             ):
                 raise _not_here(f"{name} outside a cell: no user can answer; pass the value as an argument")
@@ -158,33 +158,35 @@ class InputRequests:
         self._open: tuple[InputRequest, _EndableWait] | None = None  # the prompt that is shown
         self._changes = Condition()
 
-    def take_over(self, worker: WorkerInfo, over: Callable[[], bool], kind: str, content: str) -> bool:
+    def take_over_item(self, worker: WorkerInfo, over: Callable[[], bool], kind: str, content: str) -> bool:
         """Handle an item that is no output but addressed to the notebook; return whether it was one. Thread-safe."""
         if kind == "input":
-            asked = json.loads(content)
-            self._waiting.append(InputRequest(worker, asked["question"], asked["prompt"], asked["password"], over))
+            request = json.loads(content)
+            self._waiting.append(
+                InputRequest(worker, request["question"], request["prompt"], request["password"], over)
+            )
             self._answer_queued()
             self._changes.notify_all()
             return True
         if kind == COMM:
-            self._agent.part(CommProxies).take(worker.id, content)
+            self._agent.part(CommProxies).receive_message(worker.id, content)
             return True
         return kind == "page" and self.pager and show_page(content)
 
-    def look(self) -> None:
+    def check_open_prompt(self) -> None:
         """Notice that a worker is through, and end its prompt. From any thread."""
         self._changes.notify_all()
         if (asking := self._open) is not None and asking[0].over():
-            asking[1].end()
+            asking[1].end_wait()
 
     def close(self) -> None:
         """Answer all questions from now on with the end of the input."""
         self._answer_all = (END, "")
         self._answer_queued()
 
-    def ask_until(self, flag: Event, deadline: float) -> bool:
+    def prompt_until(self, flag: Event, deadline: float) -> bool:
         """Ask questions as they arrive until the flag is set; return False if `deadline` (monotonic) passes first."""
-        # The thread that sets the flag calls `look` afterwards, which ends a prompt.
+        # The thread that sets the flag calls `check_open_prompt` afterwards, which ends a prompt.
         while True:
             timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             self._changes.wait_for(lambda: flag.is_set() or bool(self._waiting), timeout)
@@ -198,14 +200,14 @@ class InputRequests:
             self._send_answer(question, REFUSED, _ELSEWHERE)
             return
         waits = _EndableWait()
-        timer = threading.Timer(deadline - time.monotonic(), waits.end)
+        timer = threading.Timer(deadline - time.monotonic(), waits.end_wait)
         self._open = question, waits
         try:
             if deadline < math.inf:
                 timer.start()
-            if question.over():  # checked after `_open` is set: `look` may have missed it before
-                waits.end()
-            text = waits.run(functools.partial(_prompt_user, question))
+            if question.over():  # checked after `_open` is set: `check_open_prompt` may have missed it before
+                waits.end_wait()
+            text = waits.run_wait(functools.partial(_prompt_user, question))
         except EOFError:
             self._send_answer(question, END)
         except NotImplementedError as error:  # the front end has no stdin
@@ -235,8 +237,8 @@ class InputRequests:
 def _prompt_user(question: InputRequest) -> str:
     """Ask the user and return the answer."""
     # Looked up now: a kernel replaces these functions by its own; in a terminal they are Python's.
-    ask = getpass.getpass if question.password else builtins.input
-    return ask(f"[{question.asker.name}] {question.prompt}")
+    read_input = getpass.getpass if question.password else builtins.input
+    return read_input(f"[{question.asker.name}] {question.prompt}")
 
 
 class _EndableWait:
@@ -245,9 +247,9 @@ class _EndableWait:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards both flags, and the signal: it is sent only while `wait` runs
         self._running = False
-        self._ended = False  # also before `run`, which then does not wait
+        self._ended = False  # also before `run_wait`, which then does not wait
 
-    def run(self, wait: Callable[[], str]) -> str | None:
+    def run_wait(self, wait: Callable[[], str]) -> str | None:
         """Return the result of `wait`, or None after `end`. Raises KeyboardInterrupt for the user's own."""
         try:
             with self._lock:
@@ -262,7 +264,7 @@ class _EndableWait:
                 raise
             return None
 
-    def end(self) -> None:
+    def end_wait(self) -> None:
         with self._lock:
             first, self._ended = not self._ended, True  # before the signal: the main thread may handle it at once
             if self._running and first:

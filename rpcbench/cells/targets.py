@@ -23,20 +23,20 @@ class Targets:
     def __init__(self) -> None:
         self.groups: dict[str, tuple[str, ...]] = {}  # words by name of the group
 
-    def save(self, name: str, words: Sequence[str], workers: Sequence[str]) -> list[str]:
+    def save_group(self, name: str, words: Sequence[str], workers: Sequence[str]) -> list[str]:
         """Save a group and return its present workers. Raises TargetError for a name that is taken."""
         if not name.isidentifier() or name == ALL or name in workers:
             raise TargetError(f"{name!r} cannot name a group: take another word, such as trainers")
-        if self._is_mentioned(_split_words(words), name):  # `find` would not end
+        if self._is_mentioned(_split_words(words), name):  # `select_workers` would not end
             raise TargetError(f"{name} cannot be a part of itself")
-        found = self.find(words, workers)
+        found = self.select_workers(words, workers)
         self.groups[name] = tuple(_split_words(words))
         return found
 
     def _is_mentioned(self, words: Sequence[str], name: str) -> bool:
         return name in words or any(self._is_mentioned(self.groups.get(word, ()), name) for word in words)
 
-    def find(self, words: Sequence[str], workers: Sequence[str]) -> list[str]:
+    def select_workers(self, words: Sequence[str], workers: Sequence[str]) -> list[str]:
         """Return the selected workers, each once. Raises RuntimeError if there are none."""
         names = list(dict.fromkeys(name for word in _split_words(words) for name in self._resolve_word(word, workers)))
         if not names:

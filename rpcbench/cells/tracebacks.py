@@ -40,7 +40,7 @@ class Failed(NamedTuple):
     stopped: bool  # the cell ended by a KeyboardInterrupt, which no call carries as itself
 
 
-def of_user(frames: TracebackType | None) -> TracebackType | None:
+def user_frames(frames: TracebackType | None) -> TracebackType | None:
     """Copy a traceback without the frames of `_HIDDEN` files."""
     kept = []
     while frames is not None:
@@ -57,7 +57,7 @@ def of_user(frames: TracebackType | None) -> TracebackType | None:
 
 
 @contextlib.contextmanager
-def limited_colours(formatter: Any) -> Iterator[None]:
+def limit_colours(formatter: Any) -> Iterator[None]:
     """Have a traceback formatter of IPython colour at most `_MOST_COLOURED` lines meanwhile; other code stays plain."""
     whole = formatter.__class__
     formatter.__class__ = _make_limited_class(whole)
@@ -105,7 +105,7 @@ def with_rendering(error: E, lines: list[str]) -> E:
     return error
 
 
-def raised(failures: list[Failed], shell: Any) -> BaseException:
+def combined_error(failures: list[Failed], shell: Any) -> BaseException:
     """Return the first worker's error, to be shown by `shell` (None in a script) with the tracebacks of all workers.
 
     The loss of a worker comes before the errors that workers raise: a connection may have ended with that one.
@@ -113,9 +113,9 @@ def raised(failures: list[Failed], shell: Any) -> BaseException:
     failures = sorted(failures, key=lambda failed: bool(failed.lines) or not isinstance(failed.error, WorkerLostError))
     first = failures[0]
     if first.stopped:
-        return interrupted(failures, [])
+        return interrupt_error(failures, [])
     for other in failures[1:]:
-        add_note(first.error, f"also on {other.worker}: {message(other.error)}")
+        add_note(first.error, f"also on {other.worker}: {error_message(other.error)}")
     lines = _joined_tracebacks(failures)
     if shell is not None and isinstance(first.error, SyntaxError | BaseExceptionGroup):
         _show_next(shell, first.error, lines)
@@ -137,7 +137,7 @@ def _show_next(shell: Any, error: BaseException, lines: list[str]) -> None:
     shell.showtraceback = show
 
 
-def interrupted(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
+def interrupt_error(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
     """Return the error that Ctrl-C raises, shown with the cell's traceback on each worker and those that still run."""
     if busy:
         text = f"the cell still runs on {', '.join(busy)}; cluster.restart({busy[0]!r}) would end it"
@@ -148,28 +148,28 @@ def interrupted(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
     return with_rendering(KeyboardInterrupt(text), [*lines, *last])
 
 
-def timed_out(seconds: float, failures: list[Failed], busy: list[str]) -> RpcTimeoutError:
-    """Return the error of a cell that passed its deadline, shown like that of `interrupted`."""
+def timeout_error(seconds: float, failures: list[Failed], busy: list[str]) -> RpcTimeoutError:
+    """Return the error of a cell that passed its deadline, shown like that of `interrupt_error`."""
     text = f"the cell ran for more than {seconds:g} s and was interrupted"
     if busy:
         text += f"; it still runs on {', '.join(busy)}, where cluster.restart({busy[0]!r}) would end it"
     return with_rendering(RpcTimeoutError(text), [*_joined_tracebacks(failures), f"RpcTimeoutError: {text}"])
 
 
-def lost(error: WorkerLostError, worker: str, remedy: str = "") -> WorkerLostError:
+def worker_lost_error(error: WorkerLostError, worker: str, remedy: str = "") -> WorkerLostError:
     """Add the consequences to an error, and advice: `remedy` if it is given, else to restart the worker."""
     # The error may be that of a cell which itself lost another worker.
     if not str(error).startswith(f"{worker} "):
         return error
     again = f"cluster.restart({worker!r}) starts it again; with replay=True it runs its cells again, too"
     gone = "Its variables are lost, and the values of RRefs that it owned."
-    told = WorkerLostError(f"{error}\n{gone} {remedy or again}.")
-    told.maybe_executed, told.__cause__ = error.maybe_executed, error.__cause__
-    return told
+    advised_error = WorkerLostError(f"{error}\n{gone} {remedy or again}.")
+    advised_error.maybe_executed, advised_error.__cause__ = error.maybe_executed, error.__cause__
+    return advised_error
 
 
 @contextlib.contextmanager
-def short() -> Iterator[None]:
+def short_tracebacks() -> Iterator[None]:
     """Show errors about workers that are raised inside without a traceback, which would have only our frames."""
     try:
         yield
@@ -180,16 +180,16 @@ def short() -> Iterator[None]:
     except (RpcError, RuntimeError) as error:
         if hasattr(error, "_render_traceback_"):
             raise  # a cell's own error, already rendered
-        raise with_rendering(error, [message(error)]) from None
+        raise with_rendering(error, [error_message(error)]) from None
 
 
 def _joined_tracebacks(failures: list[Failed]) -> list[str]:
     """Join the tracebacks under the names of their workers; repeat an equal error in one line only."""
     if len(failures) == 1:
-        return failures[0].lines or [message(failures[0].error)]
+        return failures[0].lines or [error_message(failures[0].error)]
     lines, seen = [], set()
     for failed in failures:
-        said = message(failed.error)
+        said = error_message(failed.error)
         if said in seen or not failed.lines:
             lines.append(f"[{failed.worker}] {said}")
         else:
@@ -198,6 +198,6 @@ def _joined_tracebacks(failures: list[Failed]) -> list[str]:
     return lines
 
 
-def message(error: BaseException | None) -> str:
+def error_message(error: BaseException | None) -> str:
     """Return the error's class and text, like the last line of a traceback."""
     return f"{type(error).__name__}: {error}"

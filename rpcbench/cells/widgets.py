@@ -40,13 +40,13 @@ COMM = "comm"
 Message = dict[str, Any]
 
 
-def encoded(message: Message) -> str:
+def encode_message(message: Message) -> str:
     """Return a message as JSON text. Raises TypeError for data that JSON cannot hold."""
     buffers = [base64.b64encode(memoryview(buffer).cast("B")).decode("ascii") for buffer in message["buffers"] or ()]
     return json_with_bytes({**message, "buffers": buffers}, "a widget's message holds a {}, which is not JSON's")
 
 
-def decoded(text: str) -> Message:
+def decode_message(text: str) -> Message:
     message: Message = json.loads(text)
     message["buffers"] = [memoryview(base64.b64decode(buffer)) for buffer in message["buffers"]]
     return message
@@ -58,24 +58,24 @@ class WorkerComms:
     def __init__(self, output_stream: OutputStream) -> None:
         self._output_stream = output_stream
 
-    def install(self, shell: Any) -> None:
+    def install_comms(self, shell: Any) -> None:
         """Make `comm.create_comm`, which widgets use, return a WorkerComm from now on."""
         # In a kernel only while a cell of the notebook runs: its other clients keep their own comms.
         others = comm.create_comm if hasattr(shell, "kernel") else None
         comm.create_comm = functools.partial(self._create_comm, others)
 
     def _create_comm(self, others: Callable[..., BaseComm] | None, *args: Any, **kwargs: Any) -> BaseComm:
-        if others is not None and not self._output_stream.runs:
+        if others is not None and not self._output_stream.has_running_cell:
             return others(*args, **kwargs)
-        return WorkerComm(functools.partial(self._output_stream.tell, COMM), *args, **kwargs)
+        return WorkerComm(functools.partial(self._output_stream.send_to_last_client, COMM), *args, **kwargs)
 
-    def heard(self, _asker: int, notice: Notice) -> None:
+    def message_received(self, _asker: int, notice: Notice) -> None:
         """Deliver a front end's message to its comm. On a pool thread, one at a time."""
         manager = comm.get_comm_manager()
         found = manager.comms.get(notice["comm"])
         if not isinstance(found, WorkerComm):
             return  # the worker has closed it meanwhile
-        for message in found.turns.add(notice["n"], decoded(notice["content"])):
+        for message in found.turns.add_item(notice["n"], decode_message(notice["content"])):
             handle = manager.comm_close if message["kind"] == "comm_close" else manager.comm_msg
             content = {"comm_id": notice["comm"], "data": message["data"]}
             handle(cast(Any, None), "", {**message, "content": content})
@@ -94,7 +94,7 @@ class WorkerComm(BaseComm):
         self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **keys: Any
     ) -> None:
         message = {"kind": msg_type, "data": data or {}, "metadata": metadata or {}, "buffers": buffers, **keys}
-        content = encoded(message)  # before a number is taken, as this may fail
+        content = encode_message(message)  # before a number is taken, as this may fail
         with uninterrupted:  # a number that is never sent would hold up all later messages
             self._say(json.dumps({"comm": self.comm_id, "n": self._numbers.next(), "content": content}))
 
@@ -124,7 +124,7 @@ class CommProxies:
         agent.on_member(self._member_changed)
         agent.hooks.on_end.append(lambda: self._close_proxies(list(self._proxies)))
 
-    def take(self, worker: int, content: str) -> None:
+    def receive_message(self, worker: int, content: str) -> None:
         """Show the message of a worker's comm. On a pool thread, one at a time."""
         said = json.loads(content)
         key = worker, said["comm"]
@@ -132,8 +132,8 @@ class CommProxies:
             mirror = self._proxies.get(key)
             if mirror is None:
                 mirror = self._proxies[key] = _CommProxy(self._agent, *key)
-        for message in mirror.turns.add(said["n"], decoded(said["content"])):
-            mirror.show(message)  # without the lock: a front end's callbacks may run in it
+        for message in mirror.turns.add_item(said["n"], decode_message(said["content"])):
+            mirror.send_message(message)  # without the lock: a front end's callbacks may run in it
             if message["kind"] == "comm_close":
                 with self._lock:
                     self._proxies.pop(key, None)
@@ -160,7 +160,7 @@ class _CommProxy:
         self._numbers = Counter()  # sequence numbers of messages to the worker
         self.turns: ReorderBuffer[Message] = ReorderBuffer()  # messages from it
 
-    def show(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         """Send a message to the front ends."""
         kind, rest = message["kind"], {part: message[part] for part in ("data", "metadata", "buffers")}
         try:
@@ -184,7 +184,7 @@ class _CommProxy:
         """Forward a front end's message to the worker."""
         data = message["content"].get("data", {})
         said = {"kind": kind, "data": data, "metadata": message["metadata"], "buffers": message["buffers"]}
-        content = encoded(said)
+        content = encode_message(said)
         with uninterrupted:  # a number that is never sent would hold up all later messages
             notice = {"comm": self._id, "n": self._numbers.next(), "content": content}
             self._agent.submit(functools.partial(self._agent.notify, self._worker, COMM, notice))
@@ -192,4 +192,4 @@ class _CommProxy:
     def close(self) -> None:
         """Close the kernel's comm, as the worker's has no process any more."""
         if self._comm is not None:
-            self.show({"kind": "comm_close", "data": {}, "metadata": {}, "buffers": []})
+            self.send_message({"kind": "comm_close", "data": {}, "metadata": {}, "buffers": []})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rpcbench.base.config import FORK_MARK
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 
 _LAST_LINES = 20  # of a log, that `tail` returns
 _LAST_BYTES = 1 << 16  # of a log, in which `tail` looks for them
@@ -59,7 +59,7 @@ def tail(log: Path) -> str:
 
 def fold_frames(text: str) -> str:
     """Replace the frames of C++ in the text of a log by their number."""
-    return _FRAMES.sub(lambda found: f"({counted(found[1].count('frame #'), 'frame')} of C++: see the log)\n", text)
+    return _FRAMES.sub(lambda found: f"({count_noun(found[1].count('frame #'), 'frame')} of C++: see the log)\n", text)
 
 
 def _fatal_error_text(text: str) -> str:

@@ -35,7 +35,7 @@ class Figures:
     samples_per_second: float
 
 
-def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def digit_tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return images (n, 64), scaled to 0…1, and labels (n,) for training (1437 samples) and for test (360 samples)."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images / 16.0, labels, test_size=0.2, random_state=0, stratify=labels)
@@ -43,7 +43,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return x.float(), y.long(), x_test.float(), y_test.long()
 
 
-def classifier() -> nn.Sequential:
+def make_classifier() -> nn.Sequential:
     """Make a classifier of 64 pixels into 10 classes, with four linear layers."""
     torch.manual_seed(0)
     return nn.Sequential(
@@ -52,7 +52,7 @@ def classifier() -> nn.Sequential:
     )  # fmt: skip
 
 
-def accuracy(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> float:
+def measure_accuracy(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> float:
     return float((pipe.predict(x).argmax(1) == y).double().mean())
 
 
@@ -61,12 +61,12 @@ def _batch_indices(samples: int, order: torch.Generator) -> tuple[torch.Tensor, 
     return torch.randperm(samples, generator=order)[: samples - samples % BATCH].chunk(samples // BATCH)
 
 
-def run(json_file: Path | None = None, epochs: int | None = None) -> Figures:
+def run_demo(json_file: Path | None = None, epochs: int | None = None) -> Figures:
     """Train, print the results, and return them (`json_file` receives them, too)."""
     console = Console()
     console.print("Starting two workers …")
     with Cluster(2) as cluster, _one_thread():
-        figures, last = train(cluster, epochs or EPOCHS)
+        figures, last = train_classifier(cluster, epochs or EPOCHS)
     console.print(f"\n[bold]Test accuracy {figures.accuracy:.1%}[/bold] after {figures.seconds:.1f} s of training.\n")
     console.print("One step, 8 micro-batches on two workers:\n")
     print(last.timeline.text(min(console.width, 110)))
@@ -88,10 +88,10 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult]:
+def train_classifier(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult]:
     """Train on a cluster's workers; return the figures and the result of the last step."""
-    x, y, x_test, y_test = digits()
-    stages = split(classifier(), workers=cluster.workers, balance="params")
+    x, y, x_test, y_test = digit_tensors()
+    stages = split(make_classifier(), workers=cluster.workers, balance="params")
     optimizer = (torch.optim.Adam, {"lr": 1e-3})
     pipe = Pipeline(stages, schedule="1f1b", microbatches=8, loss_fn=functional.cross_entropy, optimizer=optimizer)
     steps = epochs * (len(x) // BATCH)
@@ -107,6 +107,6 @@ def train(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult]:
                 bar.set_postfix_str(
                     f"loss {result.loss:.3f}, accuracy {score:.1%}, {rate:.0f} samples/s, idle {idle / bar.n:.0%}"
                 )
-            score = accuracy(pipe, x_test, y_test)
+            score = measure_accuracy(pipe, x_test, y_test)
     seconds = time.perf_counter() - begin
     return Figures(score, seconds, idle / steps, steps * BATCH / seconds), result

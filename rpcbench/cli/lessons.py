@@ -28,7 +28,7 @@ def source() -> Path:
     return packed if packed.is_dir() else _HERE.parent
 
 
-def copy(target: Path) -> None:
+def copy_course(target: Path) -> None:
     """Copy the course. RpcError if the folder exists, or cannot be made."""
     if target.exists():
         raise _refusal_error(target)
@@ -48,13 +48,13 @@ def _refusal_error(target: Path) -> RpcError:
     return RpcError(f"{target} exists, and your answers may be in it; name another folder, or remove it first")
 
 
-def place() -> Path:
+def lessons_folder() -> Path:
     """Return the folder with lessons.json that `rpcbench lab` opens: ./notebooks, or that of a copy, made if needed."""
     if Path("notebooks/lessons.json").exists():
         return Path("notebooks")
     if not DEFAULT.exists():
         try:
-            copy(DEFAULT)
+            copy_course(DEFAULT)
         except RpcError:
             if not DEFAULT.exists():  # else another process has made it meanwhile
                 raise

@@ -113,19 +113,19 @@ def _demo(options: argparse.Namespace) -> None:
         raise RpcError("scikit-learn, which has the data, is not installed here: pip install scikit-learn")
     from rpcbench.cli import demo
 
-    demo.run(json_file=options.json, epochs=options.epochs)
+    demo.run_demo(json_file=options.json, epochs=options.epochs)
 
 
 def _run(options: argparse.Namespace) -> None:
     """Run a script, or with -m a module, on this runtime; the processes that it starts are bound, too."""
-    from rpcbench.torch_shim import environment
+    from rpcbench.torch_shim import extend_environment
 
     if not options.rest:
         raise RpcError("name a script, or a module with -m: rpcbench run script.py [arguments]")
     if options.rest[0] != "-m" and not Path(options.rest[0]).is_file():
         raise RpcError(f"there is no script {options.rest[0]}")
     sys.stdout.flush()  # exec discards Python's buffers
-    os.execve(sys.executable, [sys.executable, *options.rest], environment(os.environ))
+    os.execve(sys.executable, [sys.executable, *options.rest], extend_environment(os.environ))
 
 
 def _launch(options: argparse.Namespace) -> None:
@@ -144,7 +144,7 @@ def _lab(options: argparse.Namespace) -> None:
         raise RpcError(f"JupyterLab is not installed here: pip install {' '.join(absent)}")
     _note_absent_data()
     named = any(Path(argument).exists() for argument in options.rest)
-    start = [] if named else [_START, str(lessons.place())]
+    start = [] if named else [_START, str(lessons.lessons_folder())]
     sys.stdout.flush()  # exec discards Python's buffers
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *start, *options.rest])
 
@@ -153,7 +153,7 @@ def _lessons(options: argparse.Namespace) -> None:
     from rpcbench.cli import lessons
 
     folder = options.folder or lessons.DEFAULT
-    lessons.copy(folder)
+    lessons.copy_course(folder)
     print(f"The lessons are in {folder}/notebooks. To open them: cd {folder}; rpcbench lab")
     _note_absent_data()
 

@@ -121,7 +121,7 @@ def rank_fault(ranks: Sequence[int], rank: int) -> str:
     return "" if rank in ranks else f"rank {rank} is not in the group of ranks {list(ranks)}"
 
 
-def seconds_of(timeout: float | timedelta | None) -> float | None:
+def timeout_seconds(timeout: float | timedelta | None) -> float | None:
     """Return a timeout in seconds, None for None. Raises CollectiveError for one that is not positive."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):

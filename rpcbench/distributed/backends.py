@@ -27,12 +27,12 @@ NCCL = "nccl"
 _NAMED = "backend "
 
 
-def offer(named: str | None) -> str:
+def backend_offer(named: str | None) -> str:
     """Return the entry of this rank: the backend that its program names, else its own GPU; empty if it has none."""
     if named is not None:
         return f"{_NAMED}{named.lower()}"
-    gpu = gpus.own()
-    return f"{host_id()}/{gpu.identity}" if gpu is not None and _can_use_nccl() else ""
+    gpu = gpus.own_gpu()
+    return f"{host_id()}/{gpu.unique_name}" if gpu is not None and _can_use_nccl() else ""
 
 
 def _can_use_nccl() -> bool:
@@ -40,7 +40,7 @@ def _can_use_nccl() -> bool:
     return c10d.is_nccl_available() and torch.cuda.is_available()
 
 
-def chosen(offers: Mapping[str, str]) -> str:
+def choose_backend(offers: Mapping[str, str]) -> str:
     """Return the backend for ranks with these offers, in lower case.
 
     Args:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from rpcbench.runtime.handles import CreationSite, is_the_users
+from rpcbench.runtime.handles import CreationSite, is_user_file
 
 _FSDP = "_fsdp_param_group.py"
 _DDP = "nn/parallel/distributed.py"
@@ -37,7 +37,7 @@ class CallSite(NamedTuple):
 
     def __str__(self) -> str:
         """Return `FSDP layers.0`, `layers.0.up, train.py:12`, or `accelerator.py:99, train.py:12`."""
-        lines = [each.place for each in (self.line, self.program) if each is not None]
+        lines = [each.short_place for each in (self.line, self.program) if each is not None]
         return ", ".join(filter(None, (self.asker, *lines)))
 
 
@@ -48,7 +48,7 @@ def calling_site() -> CallSite:
     modules: list[Any] = []  # that are being called, innermost first
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_the_users(file):
+        if is_user_file(file):
             place = CreationSite(frame.f_code, frame.f_lasti)
             line, program = line or place, program or (None if _is_of_library(file) else place)
         elif line is None and (kind := _asker_in(file)):
@@ -59,7 +59,7 @@ def calling_site() -> CallSite:
             modules.append(frame.f_locals["self"])
         frame = frame.f_back
     if modules and not asker:
-        asker = _PATHS.path(modules[-1], modules[0])
+        asker = _PATHS.module_path(modules[-1], modules[0])
     if line is None:
         return CallSite(asker or "backward", None)
     return CallSite(asker, line, None if program == line else program)
@@ -72,7 +72,7 @@ class ModulePaths:
         # By id, as a class may define its own equality: weak references to the module and the root, and the path.
         self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[Any], str]] = {}
 
-    def path(self, root: Any, module: Any) -> str:
+    def module_path(self, root: Any, module: Any) -> str:
         """Return the path, as `layers.0.up`; "" for the root itself and for a module that is not within it."""
         if (known := self._known_path(root, module)) is None:
             self._collect_paths(root)

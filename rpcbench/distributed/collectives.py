@@ -20,12 +20,12 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.distributed import groups
 from rpcbench.distributed.arguments import accept_older_order, choose_rank, complete_help
 from rpcbench.distributed.comparison import compare_exchange, op_fault, op_name, run_collective
 from rpcbench.distributed.groups import AnyGroup, GroupMember
-from rpcbench.distributed.memory_layouts import backend_fault, flat, layout_name, order_fault
+from rpcbench.distributed.memory_layouts import backend_fault, contiguous_view, layout_name, order_fault
 from rpcbench.distributed.work import Work
 
 
@@ -38,10 +38,10 @@ def broadcast(
 
     `tensor` has one shape, dtype and order of dimensions in memory on all ranks, and no gaps.
     """
-    end = groups.member(group)
-    source, fault = choose_rank(end.ranks, src, group_src, "src")
-    act = lambda: c10d.broadcast(flat(tensor), group=end.group, group_src=end.place_of(source))  # noqa: E731
-    return run_collective(end, f"broadcast(src={source})", [tensor], act, fault, async_op)
+    member = groups.member_of(group)
+    source, fault = choose_rank(member.ranks, src, group_src, "src")
+    act = lambda: c10d.broadcast(contiguous_view(tensor), group=member.group, group_src=member.group_rank_of(source))  # noqa: E731
+    return run_collective(member, f"broadcast(src={source})", [tensor], act, fault, async_op)
 
 
 @complete_help
@@ -52,10 +52,10 @@ def all_reduce(
 
     `tensor` has one shape and dtype on all ranks. It is dense, or with gloo and SUM sparse (`torch.sparse_coo`).
     """
-    end = groups.member(group)
-    act = lambda: c10d.all_reduce(flat(tensor), op, end.group)  # noqa: E731
+    member = groups.member_of(group)
+    act = lambda: c10d.all_reduce(contiguous_view(tensor), op, member.group)  # noqa: E731
     what = f"all_reduce({op_name(op)})"
-    return run_collective(end, what, [tensor], act, op_fault(op, tensor), async_op, sparse=True)
+    return run_collective(member, what, [tensor], act, op_fault(op, tensor), async_op, sparse=True)
 
 
 @complete_help
@@ -67,11 +67,11 @@ def reduce(
 
     `tensor` has one shape and dtype on all ranks.
     """
-    end = groups.member(group)
-    to, fault = choose_rank(end.ranks, dst, group_dst, "dst")
-    act = lambda: c10d.reduce(flat(tensor), op=op, group=end.group, group_dst=end.place_of(to))  # noqa: E731
+    member = groups.member_of(group)
+    to, fault = choose_rank(member.ranks, dst, group_dst, "dst")
+    act = lambda: c10d.reduce(contiguous_view(tensor), op=op, group=member.group, group_dst=member.group_rank_of(to))  # noqa: E731
     what = f"reduce({op_name(op)}, dst={to})"
-    return run_collective(end, what, [tensor], act, fault or op_fault(op, tensor), async_op)
+    return run_collective(member, what, [tensor], act, fault or op_fault(op, tensor), async_op)
 
 
 @complete_help
@@ -82,10 +82,10 @@ def all_gather(
 
     `tensor_list` has one output for each rank of the group, with the shape and dtype of `tensor`.
     """
-    end = groups.member(group)
-    fault = _list_fault(tensor_list, tensor, end, "tensor_list")
-    act = lambda: c10d.all_gather(list(map(flat, tensor_list)), flat(tensor), end.group)  # noqa: E731
-    return run_collective(end, "all_gather", [tensor], act, fault, async_op, results=tensor_list)
+    member = groups.member_of(group)
+    fault = _list_fault(tensor_list, tensor, member, "tensor_list")
+    act = lambda: c10d.all_gather(list(map(contiguous_view, tensor_list)), contiguous_view(tensor), member.group)  # noqa: E731
+    return run_collective(member, "all_gather", [tensor], act, fault, async_op, results=tensor_list)
 
 
 @complete_help
@@ -97,14 +97,14 @@ def all_gather_into_tensor(
     `output_tensor` has the inputs of all ranks in order, joined along their first dimension or stacked along a new one.
     `input_tensor` has one shape and dtype on all ranks.
     """
-    end = groups.member(group)
-    fault = _joined_fault(output_tensor, input_tensor, len(end.ranks), "output_tensor")
+    member = groups.member_of(group)
+    fault = _joined_fault(output_tensor, input_tensor, len(member.ranks), "output_tensor")
 
-    def act() -> None:  # flat, as gloo refuses stacked outputs
-        c10d.all_gather_into_tensor(output_tensor.view(-1), input_tensor.view(-1), end.group)
+    def gather_flat() -> None:  # flat, as gloo refuses stacked outputs
+        c10d.all_gather_into_tensor(output_tensor.view(-1), input_tensor.view(-1), member.group)
 
     what = "all_gather_into_tensor"
-    return run_collective(end, what, [input_tensor], act, fault, async_op, results=[output_tensor])
+    return run_collective(member, what, [input_tensor], gather_flat, fault, async_op, results=[output_tensor])
 
 
 all_gather_single = all_gather_into_tensor
@@ -121,12 +121,12 @@ def gather(
     Only on `dst`, by default 0, `gather_list` has one output for each rank of the group, with the shape and dtype of
     `tensor`; elsewhere it is None or [].
     """
-    end = groups.member(group)
-    to, fault = choose_rank(end.ranks, dst, group_dst, "dst", default=0)
-    fault = fault or _one_sided_fault(gather_list, tensor, end, to, "gather_list")
-    into = None if not gather_list else list(map(flat, gather_list))
-    act = lambda: c10d.gather(flat(tensor), into, group=end.group, group_dst=end.place_of(to))  # noqa: E731
-    return run_collective(end, f"gather(dst={to})", [tensor], act, fault, async_op, results=gather_list or ())
+    member = groups.member_of(group)
+    to, fault = choose_rank(member.ranks, dst, group_dst, "dst", default=0)
+    fault = fault or _one_sided_fault(gather_list, tensor, member, to, "gather_list")
+    into = None if not gather_list else list(map(contiguous_view, gather_list))
+    act = lambda: c10d.gather(contiguous_view(tensor), into, group=member.group, group_dst=member.group_rank_of(to))  # noqa: E731
+    return run_collective(member, f"gather(dst={to})", [tensor], act, fault, async_op, results=gather_list or ())
 
 
 @complete_help
@@ -140,12 +140,14 @@ def scatter(
     Only on `src`, by default 0, `scatter_list` has one tensor for each rank of the group, with the shape and dtype of
     the output `tensor`; elsewhere it is None or [].
     """
-    end = groups.member(group)
-    source, fault = choose_rank(end.ranks, src, group_src, "src", default=0)
-    fault = fault or _one_sided_fault(scatter_list, tensor, end, source, "scatter_list")
-    parts = None if not scatter_list else list(map(flat, scatter_list))
-    act = lambda: c10d.scatter(flat(tensor), parts, group=end.group, group_src=end.place_of(source))  # noqa: E731
-    return run_collective(end, f"scatter(src={source})", [tensor], act, fault, async_op)
+    member = groups.member_of(group)
+    source, fault = choose_rank(member.ranks, src, group_src, "src", default=0)
+    fault = fault or _one_sided_fault(scatter_list, tensor, member, source, "scatter_list")
+    parts = None if not scatter_list else list(map(contiguous_view, scatter_list))
+    act = lambda: c10d.scatter(
+        contiguous_view(tensor), parts, group=member.group, group_src=member.group_rank_of(source)
+    )  # noqa: E731
+    return run_collective(member, f"scatter(src={source})", [tensor], act, fault, async_op)
 
 
 @complete_help
@@ -157,10 +159,10 @@ def reduce_scatter(
 
     `output` has one shape and dtype on all ranks; `input_list` has one such tensor for each rank of the group.
     """
-    end = groups.member(group)
-    fault = _list_fault(input_list, output, end, "input_list") or op_fault(op, output)
-    act = lambda: c10d.reduce_scatter(flat(output), list(map(flat, input_list)), op, end.group)  # noqa: E731
-    return run_collective(end, f"reduce_scatter({op_name(op)})", [output], act, fault, async_op)
+    member = groups.member_of(group)
+    fault = _list_fault(input_list, output, member, "input_list") or op_fault(op, output)
+    act = lambda: c10d.reduce_scatter(contiguous_view(output), list(map(contiguous_view, input_list)), op, member.group)  # noqa: E731
+    return run_collective(member, f"reduce_scatter({op_name(op)})", [output], act, fault, async_op)
 
 
 @complete_help
@@ -173,11 +175,11 @@ def reduce_scatter_tensor(
     `output` is the part, of one shape and dtype on all ranks. `input` has the parts for all ranks in order, joined
     along their first dimension or stacked along a new one.
     """
-    end = groups.member(group)
-    fault = _joined_fault(input, output, len(end.ranks), "input") or op_fault(op, output)
-    act = lambda: c10d.reduce_scatter_tensor(output.view(-1), input.view(-1), op, end.group)  # noqa: E731
+    member = groups.member_of(group)
+    fault = _joined_fault(input, output, len(member.ranks), "input") or op_fault(op, output)
+    act = lambda: c10d.reduce_scatter_tensor(output.view(-1), input.view(-1), op, member.group)  # noqa: E731
     what = f"reduce_scatter_tensor({op_name(op)})"
-    return run_collective(end, what, [input], act, fault, async_op, results=[output])
+    return run_collective(member, what, [input], act, fault, async_op, results=[output])
 
 
 reduce_scatter_single = reduce_scatter_tensor
@@ -194,23 +196,25 @@ def all_to_all(
     dtype on all ranks. Each input has as many elements as the rank that gets it takes; else all ranks raise
     CollectiveError.
     """
-    end = groups.member(group)
+    member = groups.member_of(group)
     outputs, inputs = list(output_tensor_list), list(input_tensor_list)
-    fault = _count_fault(outputs, end, "output_tensor_list") or _count_fault(inputs, end, "input_tensor_list")
-    fault = fault or _dtypes_fault([*outputs, *inputs], end)
+    fault = _count_fault(outputs, member, "output_tensor_list") or _count_fault(inputs, member, "input_tensor_list")
+    fault = fault or _dtypes_fault([*outputs, *inputs], member)
 
-    def act() -> None:
+    def exchange_lists() -> None:
         takes, gives = [each.numel() for each in outputs], [each.numel() for each in inputs]
-        compare_exchange(end, gives, takes, "element")
+        compare_exchange(member, gives, takes, "element")
         # As one tensor: gloo's own form for lists takes only tensors of one size.
         joined = outputs[0].new_empty(sum(takes))
-        c10d.all_to_all_single(joined, torch.cat([each.reshape(-1) for each in inputs]), takes, gives, end.group)
+        c10d.all_to_all_single(joined, torch.cat([each.reshape(-1) for each in inputs]), takes, gives, member.group)
         for into, part in zip(outputs, torch.split(joined, takes), strict=True):
             into.copy_(part.view_as(into))
 
     size = 0 if fault else sum(each.nbytes for each in inputs)
     what = "all_to_all" if fault else f"all_to_all of {_dtype_name(outputs[0])} lists"
-    return run_collective(end, what, [], act, fault, async_op, results=() if fault else outputs, size=size)
+    return run_collective(
+        member, what, [], exchange_lists, fault, async_op, results=() if fault else outputs, size=size
+    )
 
 
 @complete_help
@@ -224,19 +228,21 @@ def all_to_all_single(
     `output_split_sizes` are the rows from each rank, `input_split_sizes` those for each rank; by default all parts are
     equal. If a rank sends another number of rows than the receiver takes, all ranks raise CollectiveError.
     """
-    end, size = groups.member(group), len(groups.member(group).ranks)
+    member, size = groups.member_of(group), len(groups.member_of(group).ranks)
     takes, output_fault = _check_splits(output, output_split_sizes, size, "output")
     gives, input_fault = _check_splits(input, input_split_sizes, size, "input")
-    fault = output_fault or input_fault or _dtypes_fault([output, input], end) or order_fault(output, input)
+    fault = output_fault or input_fault or _dtypes_fault([output, input], member) or order_fault(output, input)
     if not fault and _layout_of_rows(output) != _layout_of_rows(input):
         fault = f"output is {_layout_of_rows(output)}, and input {_layout_of_rows(input)}"
 
-    def act() -> None:
-        compare_exchange(end, gives, takes, "row")
-        c10d.all_to_all_single(output, input, takes, gives, end.group)
+    def exchange_rows() -> None:
+        compare_exchange(member, gives, takes, "row")
+        c10d.all_to_all_single(output, input, takes, gives, member.group)
 
     what, sent = ("all_to_all_single", 0) if fault else (f"all_to_all_single of {_layout_of_rows(input)}", input.nbytes)
-    return run_collective(end, what, [], act, fault, async_op, results=() if fault else [output], size=sent)
+    return run_collective(
+        member, what, [], exchange_rows, fault, async_op, results=() if fault else [output], size=sent
+    )
 
 
 @complete_help
@@ -247,7 +253,7 @@ def barrier(
 
     `device_ids` has no effect: ranks meet by tensors on the CPU.
     """
-    return run_collective(groups.member(group), "barrier", [], _do_nothing, async_op=async_op, timeout=timeout)
+    return run_collective(groups.member_of(group), "barrier", [], _do_nothing, async_op=async_op, timeout=timeout)
 
 
 @complete_help
@@ -258,7 +264,7 @@ def monitored_barrier(
 
     So `wait_all_ranks` has no effect.
     """
-    run_collective(groups.member(group), "monitored_barrier", [], _do_nothing, timeout=timeout)
+    run_collective(groups.member_of(group), "monitored_barrier", [], _do_nothing, timeout=timeout)
 
 
 def _do_nothing() -> None:
@@ -275,29 +281,29 @@ def _layout_of_rows(tensor: torch.Tensor) -> str:
 
 
 # Faults of lists and sizes; "" where there is none.
-def _count_fault(tensors: Sequence[torch.Tensor], end: GroupMember, name: str) -> str:
-    return "" if len(tensors) == len(end.ranks) else (
-        f"{name} has {counted(len(tensors), 'tensor')} for a group of {len(end.ranks)}"
+def _count_fault(tensors: Sequence[torch.Tensor], member: GroupMember, name: str) -> str:
+    return "" if len(tensors) == len(member.ranks) else (
+        f"{name} has {count_noun(len(tensors), 'tensor')} for a group of {len(member.ranks)}"
     )  # fmt: skip
 
 
-def _list_fault(tensors: Sequence[torch.Tensor], tensor: torch.Tensor, end: GroupMember, name: str) -> str:
+def _list_fault(tensors: Sequence[torch.Tensor], tensor: torch.Tensor, member: GroupMember, name: str) -> str:
     """Return the fault of a list of one tensor for each rank, all with the layout of `tensor`."""
-    if wrong := _count_fault(tensors, end, name):
+    if wrong := _count_fault(tensors, member, name):
         return wrong
-    faults = [fault for each in tensors if (fault := backend_fault(end.backend, each))]
+    faults = [fault for each in tensors if (fault := backend_fault(member.backend, each))]
     others = [each for each in map(layout_name, tensors) if each != layout_name(tensor)]
     return next(iter([*faults, *(f"{name} has a {other} for {layout_name(tensor)}" for other in others)]), "")
 
 
 def _one_sided_fault(
-    tensors: Sequence[torch.Tensor] | None, tensor: torch.Tensor, end: GroupMember, where: int, name: str
+    tensors: Sequence[torch.Tensor] | None, tensor: torch.Tensor, member: GroupMember, where: int, name: str
 ) -> str:
     """Return the fault of a list that only rank `where` passes, as `_list_fault`."""
-    me = end.world.rank
+    me = member.world.rank
     if me != where:
         return f"{name} is for rank {where}, not for rank {me}" if tensors else ""
-    return f"rank {me} passes no {name}" if tensors is None else _list_fault(tensors, tensor, end, name)
+    return f"rank {me} passes no {name}" if tensors is None else _list_fault(tensors, tensor, member, name)
 
 
 def _joined_fault(whole: object, part: object, size: int, name: str) -> str:
@@ -312,8 +318,8 @@ def _joined_fault(whole: object, part: object, size: int, name: str) -> str:
     return f"{name} is {layout_name(whole)}; for {size} ranks it must be {_dtype_name(part)}{list(joined)}"
 
 
-def _dtypes_fault(tensors: Sequence[torch.Tensor], end: GroupMember) -> str:
-    faults = [fault for each in tensors if (fault := backend_fault(end.backend, each))]
+def _dtypes_fault(tensors: Sequence[torch.Tensor], member: GroupMember) -> str:
+    faults = [fault for each in tensors if (fault := backend_fault(member.backend, each))]
     if faults:
         return faults[0]
     found = sorted({_dtype_name(each) for each in tensors})
@@ -330,5 +336,5 @@ def _check_splits(tensor: torch.Tensor, sizes: Sequence[int] | None, size: int, 
             return [], f"{name}_split_sizes={list(sizes)} do not split {rows} rows among {size} ranks"
         return list(sizes), ""
     if rows % size:
-        return [], f"{name} has {counted(rows, 'row')}, which do not split evenly among {size} ranks"
+        return [], f"{name} has {count_noun(rows, 'row')}, which do not split evenly among {size} ranks"
     return [rows // size] * size, ""

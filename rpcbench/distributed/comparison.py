@@ -17,8 +17,8 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
-from rpcbench.base.errors import CollectiveError, counted
-from rpcbench.distributed.arguments import seconds_of
+from rpcbench.base.errors import CollectiveError, count_noun
+from rpcbench.distributed.arguments import timeout_seconds
 from rpcbench.distributed.groups import GroupMember
 from rpcbench.distributed.memory_layouts import backend_fault, layout_name
 from rpcbench.distributed.work import Work
@@ -30,7 +30,7 @@ _LINEAR = ("SUM", "AVG")  # the reduce ops that are defined for complex numbers
 
 
 def run_collective(
-    end: GroupMember, what: str, tensors: Sequence[torch.Tensor], act: Callable[[], object], fault: str = "",
+    member: GroupMember, what: str, tensors: Sequence[torch.Tensor], act: Callable[[], object], fault: str = "",
     async_op: bool = False, timeout: float | timedelta | None = None, results: Sequence[torch.Tensor] = (),
     size: int | None = None, sparse: bool = False,
 ) -> Work | None:  # fmt: skip
@@ -48,41 +48,41 @@ def run_collective(
         size: Bytes that this rank contributes, for panels; None: those of `tensors`.
         sparse: Whether tensors may be sparse.
     """
-    faults = [wrong for tensor in [*tensors, *results] if (wrong := backend_fault(end.backend, tensor, sparse))]
+    faults = [wrong for tensor in [*tensors, *results] if (wrong := backend_fault(member.backend, tensor, sparse))]
     fault = next(iter(faults), fault)
     layouts = ", ".join(map(layout_name, tensors))
     words = f"{what} of {layouts}" if tensors else what
     words = f"{words}: {fault}" if fault else words
 
-    def job() -> int:
-        compare_calls(end, words, bool(fault))
+    def compare_and_run() -> int:
+        compare_calls(member, words, bool(fault))
         act()
         return True
 
     if size is None:
         size = sum(tensor_bytes(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
-    pending, wait = end.begin_job(job, what, layouts, size, seconds_of(timeout))
-    name = f"{end.backend}:{what.partition('(')[0].partition(' ')[0]}"
-    work = Work(end.world, pending, wait, results or tensors, name=name)
+    pending, wait = member.begin_job(compare_and_run, what, layouts, size, timeout_seconds(timeout))
+    name = f"{member.backend}:{what.partition('(')[0].partition(' ')[0]}"
+    work = Work(member.world, pending, wait, results or tensors, name=name)
     if async_op:
         return work
     work.wait()
     return None
 
 
-def compare_calls(end: GroupMember, words: str, is_wrong: bool) -> None:
+def compare_calls(member: GroupMember, words: str, is_wrong: bool) -> None:
     """Raise CollectiveError on all ranks unless all descriptions are equal and none is wrong."""
-    alone = len(end.ranks) == 1
-    if not is_wrong and (alone or _is_equal_on_all(end, words)):
+    alone = len(member.ranks) == 1
+    if not is_wrong and (alone or _is_equal_on_all(member, words)):
         return
     if is_wrong and not alone:
-        _is_equal_on_all(end, f"{end.world.rank} is wrong")  # unique: no rank agrees even if all are wrong alike
-    calls = zip(end.ranks, _gather_words(end, words), strict=True)
-    lines = [f"  {end.world.named(rank)} calls {each}" for rank, each in calls]
+        _is_equal_on_all(member, f"{member.world.rank} is wrong")  # unique: no rank agrees even if all are wrong alike
+    calls = zip(member.ranks, _gather_words(member, words), strict=True)
+    lines = [f"  {member.world.rank_label(rank)} calls {each}" for rank, each in calls]
     raise CollectiveError("\n".join(["ranks of a process group do not fit together:", *lines]))
 
 
-def compare_exchange(end: GroupMember, gives: Sequence[int], takes: Sequence[int], unit: str) -> None:
+def compare_exchange(member: GroupMember, gives: Sequence[int], takes: Sequence[int], unit: str) -> None:
     """Raise CollectiveError on all ranks unless each rank gives each other one as much as that one takes.
 
     Args:
@@ -90,12 +90,12 @@ def compare_exchange(end: GroupMember, gives: Sequence[int], takes: Sequence[int
         gives, takes: For each rank of the group, in `unit`s: "row" or "element".
         unit: What is counted.
     """
-    mine = torch.tensor([*gives, *takes], device=end.notes_on)
-    table = [torch.empty_like(mine) for _ in end.ranks]
-    c10d.all_gather(table, mine, end.group)
-    size, counts = len(end.ranks), [each.tolist() for each in table]
+    mine = torch.tensor([*gives, *takes], device=member.notes_device)
+    table = [torch.empty_like(mine) for _ in member.ranks]
+    c10d.all_gather(table, mine, member.group)
+    size, counts = len(member.ranks), [each.tolist() for each in table]
     faults = [
-        f"  {end.world.named(end.ranks[i])} sends {counted(counts[i][j], unit)} to {end.world.named(end.ranks[j])}, "
+        f"  {member.world.rank_label(member.ranks[i])} sends {count_noun(counts[i][j], unit)} to {member.world.rank_label(member.ranks[j])}, "
         f"which takes {counts[j][size + i]}"
         for i in range(size)
         for j in range(size)
@@ -105,22 +105,22 @@ def compare_exchange(end: GroupMember, gives: Sequence[int], takes: Sequence[int
         raise CollectiveError("\n".join(["ranks of a process group do not fit together:", *faults]))
 
 
-def _is_equal_on_all(end: GroupMember, words: str) -> bool:
+def _is_equal_on_all(member: GroupMember, words: str) -> bool:
     """Return whether all descriptions are equal."""
     # One small all-reduce: with MAX of d and of -d, the largest and the smallest digest are equal iff all are. 7 bytes
     # of digest fit a signed int64.
     mine = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest())
-    both = torch.tensor([mine, -mine], device=end.notes_on)
-    c10d.all_reduce(both, ReduceOp.MAX, end.group)
+    both = torch.tensor([mine, -mine], device=member.notes_device)
+    c10d.all_reduce(both, ReduceOp.MAX, member.group)
     return both.tolist() == [mine, -mine]
 
 
-def _gather_words(end: GroupMember, words: str) -> list[str]:
+def _gather_words(member: GroupMember, words: str) -> list[str]:
     """Return the descriptions of all ranks."""
-    if len(end.ranks) == 1:
+    if len(member.ranks) == 1:
         return [words]
-    notes = [torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on) for _ in end.ranks]
-    c10d.all_gather(notes, write_note(words).to(end.notes_on), end.group)
+    notes = [torch.empty(NOTE, dtype=torch.uint8, device=member.notes_device) for _ in member.ranks]
+    c10d.all_gather(notes, write_note(words).to(member.notes_device), member.group)
     return [read_note(each) for each in notes]
 
 

@@ -31,14 +31,15 @@ _TOLD = (  # the columns
 
 
 class CollectivePart:
-    """This worker's part of a collective, from `CollectiveEvents.enter` until `leave` or the end of a `with` block.
+    """This worker's part of a collective, from `CollectiveEvents.record_entry` until `record_end` or the end of a
+    `with` block.
 
     `scope` is the space of the numbers, the same on all members: a group, or a direction between two of its ranks.
     """
 
     __slots__ = (
         "begin", "bytes", "end", "end_known", "failed", "group", "members", "number", "op", "scope", "shape", "site",
-        "told",
+        "event_table",
     )  # fmt: skip
 
     def __init__(
@@ -52,23 +53,23 @@ class CollectivePart:
         self.begin, self.failed = 0.0, False  # monotonic seconds; whether it ended by an error
         self.end: float | None = None  # None while it runs
         self.end_known = True  # False: it has ended, and `end` is no more than a bound
-        self.told = _NOWHERE  # the table that has it
+        self.event_table = _NOWHERE  # the table that has it
 
     @property
     def key(self) -> str:
         return f"{self.scope}.{self.number}"
 
-    def row(self) -> Row:
+    def collective_row(self) -> Row:
         texts = {"op": str(self.op), "shape": str(self.shape), "site": str(self.site)}
         return {**{name: getattr(self, name) for name in _TOLD}, **texts}
 
-    def becomes(self, known: CollectivePart) -> None:
+    def adopt_identity(self, known: CollectivePart) -> None:
         """Take the identity of `known`, now that the sender is known, and keep the time of the beginning."""
-        self.told.rename(self, known)
+        self.event_table.change_identity(self, known)
 
-    def leave(self, failed: bool = False) -> None:
+    def record_end(self, failed: bool = False) -> None:
         """Record the end of the part; without effect if it has ended already."""
-        self.told.leave(self, failed)
+        self.event_table.record_end(self, failed)
 
     def __enter__(self) -> CollectivePart:
         return self
@@ -76,7 +77,7 @@ class CollectivePart:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.told.leave(self, kind is not None)
+        self.event_table.record_end(self, kind is not None)
 
 
 class CollectiveEvents:
@@ -87,17 +88,17 @@ class CollectiveEvents:
         self._lock = threading.Lock()  # a thread that waits and one that breaks the world may end the same part
         self._open: dict[CollectivePart, None] = {}  # running, in order of entry
         self._ended: collections.deque[CollectivePart] = collections.deque()  # oldest first
-        self._bus.register("collectives", self.table)
+        self._bus.register_table("collectives", self.collectives_table)
 
-    def enter(self, part: CollectivePart, begin: float | None = None) -> CollectivePart:
+    def record_entry(self, part: CollectivePart, begin: float | None = None) -> CollectivePart:
         """Record a part as running from now on, or since an earlier time (monotonic seconds)."""
-        part.told, part.begin = self, time.monotonic() if begin is None else begin
+        part.event_table, part.begin = self, time.monotonic() if begin is None else begin
         self._open[part] = None  # one atomic step, so without the lock
         if self._bus.listening:
-            self._bus.note("CollectiveEntered", "collectives", part.key, part.row)
+            self._bus.record_change("CollectiveEntered", "collectives", part.key, part.collective_row)
         return part
 
-    def leave(self, part: CollectivePart, failed: bool, end: float | None = None) -> None:
+    def record_end(self, part: CollectivePart, failed: bool, end: float | None = None) -> None:
         """Record the end of a part, now or at an `end` that is no more than a bound."""
         with self._lock:
             if part not in self._open:
@@ -108,41 +109,41 @@ class CollectiveEvents:
             del self._open[part]
             oldest = self._ended.popleft() if len(self._ended) > KEPT else None
         if self._bus.listening:
-            self._bus.note("CollectiveLeft", "collectives", part.key, part.row)
+            self._bus.record_change("CollectiveLeft", "collectives", part.key, part.collective_row)
             if oldest is not None:
-                self._bus.note("CollectiveForgotten", "collectives", oldest.key, _no_row)
+                self._bus.record_change("CollectiveForgotten", "collectives", oldest.key, _no_row)
 
-    def rename(self, part: CollectivePart, known: CollectivePart) -> None:
+    def change_identity(self, part: CollectivePart, known: CollectivePart) -> None:
         with self._lock:
             if part not in self._open:
                 return
             before = part.key
             part.scope, part.number, part.op, part.members = known.scope, known.number, known.op, known.members
-        self._bus.note("CollectiveForgotten", "collectives", before, _no_row)
-        self._bus.note("CollectiveEntered", "collectives", part.key, part.row)
+        self._bus.record_change("CollectiveForgotten", "collectives", before, _no_row)
+        self._bus.record_change("CollectiveEntered", "collectives", part.key, part.collective_row)
 
-    def abandon(self, world: str) -> None:
+    def fail_running_parts(self, world: str) -> None:
         """Record the running parts of a world, whose token begins their scopes, as failed."""
         for part in list(self._open):
             if part.scope.startswith(f"{world}."):
-                self.leave(part, failed=True)
+                self.record_end(part, failed=True)
 
-    def forget(self, scope: str) -> None:
+    def drop_ended_parts(self, scope: str) -> None:
         """Drop the ended parts of one scope."""
         with self._lock:
             dropped = [part for part in self._ended if part.scope == scope]
             for part in dropped:
                 self._ended.remove(part)
         for part in dropped:
-            self._bus.note("CollectiveForgotten", "collectives", part.key, _no_row)
+            self._bus.record_change("CollectiveForgotten", "collectives", part.key, _no_row)
 
-    def table(self) -> Table:
+    def collectives_table(self) -> Table:
         with self._lock:
             parts = [*self._ended, *list(self._open)]
-        return {part.key: part.row() for part in parts}
+        return {part.key: part.collective_row() for part in parts}
 
 
-def operations(group: Any) -> int:
+def count_operations(group: Any) -> int:
     """Return how many operations of a group, or of one of its backends, this rank has begun; gloo counts transfers."""
     return int(group._get_sequence_number_for_group())
 
@@ -157,7 +158,7 @@ class OwnCalls:
         self._running: dict[object, tuple[ProcessGroup, int]] = {}  # (group, first) of the blocks that have not ended
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether this thread is in such a call."""
         return getattr(self._here, "depth", 0) > 0
 
@@ -170,20 +171,20 @@ class OwnCalls:
         self._here.depth -= 1
 
     @contextlib.contextmanager
-    def on(self, group: ProcessGroup) -> Iterator[None]:
+    def mark_group(self, group: ProcessGroup) -> Iterator[None]:
         """Mark all collectives of a group in this block; no other thread may use the group meanwhile."""
-        first, block = operations(group) + 1, object()
+        first, block = count_operations(group) + 1, object()
         self._running[block] = group, first
         try:
             with self:
                 yield
         finally:
-            self.numbers.append((group.group_name, first, operations(group)))
+            self.numbers.append((group.group_name, first, count_operations(group)))
             del self._running[block]
 
-    def ranges(self) -> list[tuple[str, int, int]]:
+    def call_ranges(self) -> list[tuple[str, int, int]]:
         """Return (group, first, last) of all such calls so far, those that run included."""
-        running = [(group.group_name, first, operations(group)) for group, first in list(self._running.values())]
+        running = [(group.group_name, first, count_operations(group)) for group, first in list(self._running.values())]
         return [*running, *self.numbers]
 
 

@@ -2,7 +2,7 @@
 
 Guarantees
 - An executor runs its jobs one after the other, in the order in which any threads submitted them.
-- A closed executor takes no more jobs and ends after the current one; only `ended` waits for that.
+- A closed executor takes no more jobs and ends after the current one; only `join_thread` waits for that.
 - A thread without a job ends after `IDLE_SECONDS`, and the next job starts another one: a program may use any number of
   tags, each of which has an executor.
 """
@@ -41,7 +41,7 @@ class Pending(Generic[T]):
     def done(self) -> bool:
         return bool(self._values) or self.error is not None
 
-    def run(self) -> None:
+    def run_job(self) -> None:
         try:
             # Dimension names were compared already: torch sees plain tensors.
             with (
@@ -54,7 +54,7 @@ class Pending(Generic[T]):
         self._notify_done()
         self._run_followers()
 
-    def then(self, follower: Callable[[], None]) -> None:
+    def call_when_done(self, follower: Callable[[], None]) -> None:
         """Call a function once, after the job: on its thread, or at once if the job has run."""
         self._followers.append(follower)
         if self.done:
@@ -86,12 +86,12 @@ class BlockingExecutor:
         self._last: Pending[object] | None = None  # the job submitted last; all others end before it
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Return whether a job runs or is queued."""
         last = self._last
         return last is not None and not last.done
 
-    def put(self, job: Callable[[], T]) -> Pending[T]:
+    def submit_job(self, job: Callable[[], T]) -> Pending[T]:
         """Submit a job."""
         pending = Pending(job, self._notify_done)
         with self._lock:  # so that `_last` is the last in the queue, and only one thread is started
@@ -106,14 +106,14 @@ class BlockingExecutor:
     def close(self) -> None:
         self._jobs.put(None)
 
-    def ended(self, seconds: float) -> None:
+    def join_thread(self, seconds: float) -> None:
         """Wait for the thread's end, after `close`."""
         if (thread := self._thread) is not None:
             thread.join(seconds)
 
     def _run_jobs(self) -> None:
         while (pending := self._take_next_job()) is not None:
-            pending.run()
+            pending.run_job()
             with self._lock:
                 if self._last is pending:
                     self._last = None
@@ -124,7 +124,7 @@ class BlockingExecutor:
         try:
             return self._jobs.get(timeout=IDLE_SECONDS)
         except queue.Empty:
-            with self._lock:  # `put` starts another thread, unless it has put a job meanwhile
+            with self._lock:  # `submit_job` starts another thread, unless it has put a job meanwhile
                 try:
                     return self._jobs.get_nowait()
                 except queue.Empty:

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as c10d
 from torch._C._distributed_c10d import Store
 
-from rpcbench.base.errors import CollectiveError, counted
+from rpcbench.base.errors import CollectiveError, count_noun
 from rpcbench.distributed import groups
-from rpcbench.distributed.arguments import accept_older_order, rank_fault, seconds_of
+from rpcbench.distributed.arguments import accept_older_order, rank_fault, timeout_seconds
 from rpcbench.distributed.groups import AnyGroup, GroupOptions, Outsider
 
 OpenedGroup = c10d.ProcessGroup | Outsider
@@ -60,7 +60,7 @@ def init_process_group(
     if isinstance(device_id, int):
         passed["device_id"] = torch.device("cuda", device_id)
     method = "env://" if init_method is None else init_method
-    groups.init(backend, method, world_size, rank, group_name, seconds_of(timeout), store, passed)
+    groups.init_default_group(backend, method, world_size, rank, group_name, timeout_seconds(timeout), store, passed)
 
 
 def destroy_process_group(group: AnyGroup = None) -> None:
@@ -70,7 +70,7 @@ def destroy_process_group(group: AnyGroup = None) -> None:
     rank is not in it.
     """
     if group is None:
-        groups.destroy()
+        groups.destroy_all_groups()
     else:
         groups.end_group(group)
 
@@ -87,23 +87,23 @@ def is_initialized() -> bool:
 
 def get_rank(group: AnyGroup = None) -> int:
     """Return the rank of this process in the world, or its position in a group."""
-    end = groups.member(group, at_work=False)
-    return end.ranks.index(end.world.rank)
+    member = groups.member_of(group, at_work=False)
+    return member.ranks.index(member.world.rank)
 
 
 def get_world_size(group: AnyGroup = None) -> int:
     """Return the number of ranks of the world or of a group."""
-    return len(groups.member(group, at_work=False).ranks)
+    return len(groups.member_of(group, at_work=False).ranks)
 
 
 def get_backend(group: AnyGroup = None) -> str:
     """Return the backend of the world or of a group: "gloo", "nccl" or "mpi"."""
-    return groups.member(group, at_work=False).backend
+    return groups.member_of(group, at_work=False).backend
 
 
 def get_process_group_ranks(group: AnyGroup = None) -> list[int]:
     """Return the ranks of a group as ranks of the world, in the order of the group."""
-    return list(groups.member(group, at_work=False).ranks)
+    return list(groups.member_of(group, at_work=False).ranks)
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
@@ -145,8 +145,8 @@ def new_group(
         WorkerLostError: A rank has ended.
     """
     passed = _drop_none(pg_options=pg_options, group_desc=group_desc, device_id=device_id)
-    how = GroupOptions(backend or "", seconds_of(timeout), not sort_ranks, use_local_synchronization, passed)
-    return groups.opened(groups.new(ranks, how))
+    how = GroupOptions(backend or "", timeout_seconds(timeout), not sort_ranks, use_local_synchronization, passed)
+    return groups.group_of_handle(groups.create_group(ranks, how))
 
 
 def new_subgroups(
@@ -162,7 +162,7 @@ def new_subgroups(
     ranks = get_process_group_ranks(group)
     size = int(os.environ.get("LOCAL_WORLD_SIZE", len(ranks))) if group_size is None else group_size
     if size < 1 or len(ranks) % size:
-        raise CollectiveError(f"a group of {counted(len(ranks), 'rank')} does not split into subgroups of {size}")
+        raise CollectiveError(f"a group of {count_noun(len(ranks), 'rank')} does not split into subgroups of {size}")
     parts = [ranks[first : first + size] for first in range(0, len(ranks), size)]
     return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
 
@@ -179,7 +179,7 @@ def new_subgroups_by_enumeration(
     """
     everyone = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
     if twice := sorted({rank for rank in everyone if everyone.count(rank) > 1}):
-        raise CollectiveError(f"ranks {groups.listed(twice)} are in more than one of the subgroups")
+        raise CollectiveError(f"ranks {groups.format_ranks(twice)} are in more than one of the subgroups")
     made = [
         new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in ranks_per_subgroup_list
     ]  # fmt: skip

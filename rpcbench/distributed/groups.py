@@ -38,7 +38,7 @@ from rpcbench.distributed.executor import Pending
 from rpcbench.distributed.memory_layouts import BOTH, DEVICES, layout_name
 from rpcbench.distributed.stores import wait_until
 from rpcbench.distributed.torch_worlds import HandMadeWorld, TorchWorld, backend_of
-from rpcbench.distributed.world import RETRY_HINT, RankWatch, Wait, World, founding, meet
+from rpcbench.distributed.world import RETRY_HINT, RankWatch, Wait, World, convert_store_errors, meet_all_ranks
 
 
 def torch_backend(name: str) -> str:
@@ -96,15 +96,15 @@ class GroupOptions:
     for_torch: Mapping[str, Any] = field(default_factory=dict)  # arguments that are passed on
 
     def __str__(self) -> str:
-        told = [
+        option_texts = [
             f", {name} {value:g} s" if name == "timeout" else f", {name} {value}"
             for name, value in (("backend", self.backend), ("timeout", self.seconds))
             if value
         ]
-        return "".join([*told, ", in this order" * self.keeps_order])
+        return "".join([*option_texts, ", in this order" * self.keeps_order])
 
 
-def default_group(world: World, behind: str, **for_torch: Any) -> c10d.ProcessGroup:
+def create_default_group(world: World, behind: str, **for_torch: Any) -> c10d.ProcessGroup:
     """Create torch's default group, of all ranks. `for_torch`: arguments that are passed on."""
     c10d.distributed_c10d._world.group_count = 0  # a failed try was counted too, and all ranks must have one count
     store: Store = PrefixStore("torch", world.store)
@@ -144,9 +144,9 @@ def new_group(world: World, ranks: tuple[int, ...], how: GroupOptions) -> tuple[
 
 def _unless_broken(world: World, made: c10d.ProcessGroup) -> c10d.ProcessGroup:
     """Return a group that torch has created, unless the world has ended meanwhile."""
-    if world.broken:  # torch's registry of groups may already belong to the next world
+    if world.is_broken:  # torch's registry of groups may already belong to the next world
         c10d.destroy_process_group(made)
-        world.check()
+        world.raise_if_broken()
     return made
 
 
@@ -159,19 +159,19 @@ def _agree_on_group(world: World, ranks: tuple[int, ...], how: GroupOptions) -> 
     """Return the group's key. Raises on all ranks that call unless all of them request the same valid group."""
     if how.local:
         world.made_locally[ranks] += 1
-        key, callers = f"local {listed(ranks)} {world.made_locally[ranks]}", sorted(set(ranks))
+        key, callers = f"local {format_ranks(ranks)} {world.made_locally[ranks]}", sorted(set(ranks))
     else:
         world.made += 1  # counted alike on all ranks, as all of them call `new_group`
         key, callers = str(world.made), list(range(len(world.ranks)))
     wrong = _group_fault(world, ranks, how)
     keys = {rank: f"new/{key}/{rank}" for rank in callers}
-    request = f"{listed(ranks)}{how}"
+    request = f"{format_ranks(ranks)}{how}"
     world.store.set(keys[world.rank], f"{request}: {wrong}" if wrong else request)
     if not (how.local and wrong):  # else the ranks to wait for are not known
-        wait_until(lambda: world.reached(world.store, [*keys.values()], callers), math.inf)
-        asked = {rank: world.store.get(key).decode() for rank, key in keys.items()}
-        if len(set(asked.values())) > 1:
-            lines = [f"  {world.named(rank)}: {each}" for rank, each in asked.items()]
+        wait_until(lambda: world.has_all_keys(world.store, [*keys.values()], callers), math.inf)
+        requests = {rank: world.store.get(key).decode() for rank, key in keys.items()}
+        if len(set(requests.values())) > 1:
+            lines = [f"  {world.rank_label(rank)}: {each}" for rank, each in requests.items()]
             title = "ranks request different groups; all must pass new_group the same:"
             raise CollectiveError("\n".join([title, *lines]))
     if wrong:
@@ -189,7 +189,7 @@ def _group_fault(world: World, ranks: tuple[int, ...], how: GroupOptions) -> str
         return str(error)
 
 
-def listed(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as `[0, 1]`."""
     return f"[{', '.join(map(str, ranks))}]"
 
@@ -209,13 +209,13 @@ def ddp_all_reduce(group: AnyGroup, bucket: GradBucket) -> Future[torch.Tensor]:
     Raises:
         CollectiveError: This rank is not in the group.
     """
-    end, flat = member(group), bucket.buffer()
-    entered = end.enter("all_reduce(AVG)", layout_name(flat), flat.nbytes)
+    member, flat = member_of(group), bucket.buffer()
+    entered = member.enter_collective("all_reduce(AVG)", layout_name(flat), flat.nbytes)
     try:
-        with OWN_CALLS.on(end.group):
-            future = allreduce_hook(end.group, bucket)
+        with OWN_CALLS.mark_group(member.group):
+            future = allreduce_hook(member.group, bucket)
     except BaseException:
-        entered.leave(failed=True)
+        entered.record_end(failed=True)
         raise
     return future.then(lambda done: _end_part(done, entered))
 
@@ -263,71 +263,77 @@ class GroupMember:
             raise CollectiveError(DESTROYED)
         return group
 
-    def is_of(self, group: object) -> bool:
+    def is_member_of(self, group: object) -> bool:
         """Return whether this is the membership in a group of torch."""
         return group is not None and self._group() is group
 
-    def place_of(self, rank: int) -> int:
+    def group_rank_of(self, rank: int) -> int:
         """Return the position in the group of a rank of the world: torch takes it in a group made by hand, too."""
         return self.ranks.index(rank)
 
-    def carry(self, job: Callable[[], T], op: str, shape: str = "", size: int = 0) -> T:
+    def run_job(self, job: Callable[[], T], op: str, shape: str = "", size: int = 0) -> T:
         """Run a collective on the group's thread, and return its result; the end of the world ends the wait.
 
         `shape` and `size`, of the tensors and in bytes, are recorded.
         """
-        return self.world.finish(*self.begin_job(job, op, shape, size))
+        return self.world.wait_for_result(*self.begin_job(job, op, shape, size))
 
     def begin_job(
         self, job: Callable[[], T], op: str, shape: str = "", size: int = 0, seconds: float | None = None
     ) -> tuple[Pending[T], Wait]:
-        """Do as `carry`, but return the job, and the wait for it."""
-        self.world.check()
-        group, entered = self.group, self.enter(op, shape, size)  # the job keeps the group alive
+        """Do as `run_job`, but return the job, and the wait for it."""
+        self.world.raise_if_broken()
+        group, entered = self.group, self.enter_collective(op, shape, size)  # the job keeps the group alive
 
-        def recorded() -> T:
-            with entered, OWN_CALLS if isinstance(group, Backend) else OWN_CALLS.on(group):
+        def run_recorded() -> T:
+            with entered, OWN_CALLS if isinstance(group, Backend) else OWN_CALLS.mark_group(group):
                 return job()
 
-        return self.world.executor(self.key).put(recorded), self.wait(f"{op} of {shape}" if shape else op, seconds)
+        return self.world.executor_for(self.key).submit_job(run_recorded), self.make_wait(
+            f"{op} of {shape}" if shape else op, seconds
+        )
 
     @functools.cached_property
-    def notes_on(self) -> torch.device:
+    def notes_device(self) -> torch.device:
         """The device of the small tensors by which ranks compare their calls: the CPU, if the group moves those."""
         if isinstance(self.group, Backend):  # made by hand
             return torch.device("cuda" if self.backend == "nccl" else "cpu")
         devices = [each.type for each in self.group._device_types]
         return torch.device("cpu" if "cpu" in devices else devices[0])
 
-    def enter(self, op: str, shape: str, size: int) -> CollectivePart:
+    def enter_collective(self, op: str, shape: str, size: int) -> CollectivePart:
         """Record that this rank has entered the group's next collective."""
         self.count += 1
-        return self.begin(CollectivePart(self._scope, self.count, self.name, op, self.names, shape, size))
+        return self.begin_part(CollectivePart(self._scope, self.count, self.name, op, self.names, shape, size))
 
-    def begin(self, part: CollectivePart) -> CollectivePart:
+    def begin_part(self, part: CollectivePart) -> CollectivePart:
         """Record a part as running, or as failed where the world has ended."""
-        self.world.told.enter(part)
-        if self.world.broken:  # it may have ended just before `enter`, and then no job will end the part
-            part.leave(failed=True)
+        self.world.collective_events.record_entry(part)
+        if self.world.is_broken:  # it may have ended just before `enter_collective`, and then no job will end the part
+            part.record_end(failed=True)
         return part
 
-    def between(self, source: int, to: int, tensor: torch.Tensor, tag: int = 0) -> CollectivePart:
+    def make_transfer_part(self, source: int, to: int, tensor: torch.Tensor, tag: int = 0) -> CollectivePart:
         """Return this rank's part of the next transfer from one rank to another."""
         return self._next_transfer(f"{source}>{to}", "send", [source, to], tensor, tag)
 
-    def from_any(self, tensor: torch.Tensor, tag: int = 0) -> CollectivePart:
+    def make_receive_any_part(self, tensor: torch.Tensor, tag: int = 0) -> CollectivePart:
         """Return this rank's part of a receive from any rank, until the sender is known."""
         return self._next_transfer(f">{self.world.rank}", "recv from any rank", [self.world.rank], tensor, tag)
 
-    def _next_transfer(self, way: str, op: str, ranks: Sequence[int], tensor: torch.Tensor, tag: int) -> CollectivePart:
-        way = f"{way} tag {tag}" if tag else way  # numbered apart: transfers keep their order only within a tag
-        self._transfer_counts[way] += 1
-        scope, ends = f"{self._scope}.{way}", tuple(self.world.ranks[rank].name for rank in ranks)
+    def _next_transfer(
+        self, direction: str, op: str, ranks: Sequence[int], tensor: torch.Tensor, tag: int
+    ) -> CollectivePart:
+        direction = (
+            f"{direction} tag {tag}" if tag else direction
+        )  # numbered apart: transfers keep their order only within a tag
+        self._transfer_counts[direction] += 1
+        scope, ends = f"{self._scope}.{direction}", tuple(self.world.ranks[rank].name for rank in ranks)
         return CollectivePart(
-            scope, self._transfer_counts[way], self.name, op, ends, layout_name(tensor), tensor.nbytes
+            scope, self._transfer_counts[direction], self.name, op, ends, layout_name(tensor), tensor.nbytes
         )
 
-    def wait(self, what: str, seconds: float | None = None) -> Wait:
+    def make_wait(self, what: str, seconds: float | None = None) -> Wait:
         others = tuple(rank for rank in self.ranks if rank != self.world.rank)
         return Wait(what, self.key, self.count, others, self.seconds if seconds is None else seconds)
 
@@ -350,7 +356,7 @@ class NamedGroup:
 
     def here(self) -> c10d.ProcessGroup:
         """Return torch's group on this worker, for DistributedDataParallel and torch's own functions."""
-        group: c10d.ProcessGroup = member(self).group
+        group: c10d.ProcessGroup = member_of(self).group
         return group
 
 
@@ -365,7 +371,7 @@ class _State:
     made_by_hand: weakref.WeakKeyDictionary[object, GroupMember] = weakref.WeakKeyDictionary()  # by torch's group
 
 
-def init(
+def init_default_group(
     backend: str | None, method: str, world_size: int, rank: int, name: str, seconds: float | None,
     store: Store | None = None, for_torch: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:  # fmt: skip
@@ -376,36 +382,46 @@ def init(
         raise CollectiveError("trying to initialize the default process group twice: destroy_process_group() first")
     if backend is not None:
         torch_backend(backend)  # a wrong one is an error before any rank is waited for
-    place = stores.read(method, rank, world_size) if store is None else stores.given(store, rank, world_size)
-    destroy()
-    # Stored before it is complete: if it breaks from now on, the next call of `init` ends it.
+    place = (
+        stores.parse_init_method(method, rank, world_size)
+        if store is None
+        else stores.init_method_of_store(store, rank, world_size)
+    )
+    destroy_all_groups()
+    # Stored before it is complete: if it breaks from now on, the next call of `init_default_group` ends it.
     world = _State.world = _meet_world(place, name, backend, seconds)
-    RankWatch.over(world)
+    RankWatch.watch_world(world)
     everyone = tuple(range(len(world.ranks)))
     wait = Wait("init_process_group", "0", 0, tuple(rank for rank in everyone if rank != world.rank))
     behind = torch_backend(world.backend)
-    made = world.finish(world.executor("0").put(lambda: default_group(world, behind, **for_torch)), wait)
+    made = world.wait_for_result(
+        world.executor_for("0").submit_job(lambda: create_default_group(world, behind, **for_torch)), wait
+    )
     _State.members = {"0": GroupMember(world, everyone, made, "0")}
 
 
 def _meet_world(place: stores.InitMethod, name: str, backend: str | None, seconds: float | None) -> World:
     """Return the world of the ranks that meet at this place."""
-    with founding(place):
-        met = meet(place, name, RENDEZVOUS_SECONDS if seconds is None else seconds, backends.offer(backend))
+    with convert_store_errors(place):
+        met = meet_all_ranks(
+            place, name, RENDEZVOUS_SECONDS if seconds is None else seconds, backends.backend_offer(backend)
+        )
         offers = {f"rank {rank} ({who.name})": who.offer for rank, who in enumerate(met.ranks)}
-        return World(met, backends.chosen(offers), SECONDS if seconds is None else seconds)
+        return World(met, backends.choose_backend(offers), SECONDS if seconds is None else seconds)
 
 
-def destroy() -> None:
+def destroy_all_groups() -> None:
     """End the default group and all others, even during a collective."""
     world, _State.world, _State.members = _State.world, None, {}
     OWN_CALLS.numbers.clear()  # the next world counts anew
     if world is None and c10d.is_initialized():  # torch has made it, by itself
         c10d.destroy_process_group()
     if world is not None:
-        if world.busy:
-            me = world.named(world.rank)
-            world.breaks(CollectiveError(f"{me} has destroyed the process group while it was in use. {RETRY_HINT}"))
+        if world.is_busy:
+            me = world.rank_label(world.rank)
+            world.break_on_all_ranks(
+                CollectiveError(f"{me} has destroyed the process group while it was in use. {RETRY_HINT}")
+            )
         world.close(CollectiveError(DESTROYED))
         if c10d.is_initialized():
             c10d.destroy_process_group()
@@ -417,26 +433,26 @@ def _join_threads_at_exit() -> None:
     # Python aborts the process if it stops a daemon thread inside C++ at exit.
     by_hand = [each.world for each in list(_State.made_by_hand.values())]
     for world in filter(None, [*by_hand, _State.world]):
-        if world.busy:  # a receive that nobody answers, for example
-            world.ends(CollectiveError(DESTROYED))
+        if world.is_busy:  # a receive that nobody answers, for example
+            world.break_on_this_rank(CollectiveError(DESTROYED))
         if not stores.wait_until(lambda world=world: not world.busy, _LAST_SECONDS):  # type: ignore[misc]
             continue
         if world is _State.world and not isinstance(world, TorchWorld):
-            destroy()
+            destroy_all_groups()
         else:
             world.close(CollectiveError(DESTROYED))  # torch, or the program, ends what it has founded
-        world.ended(_LAST_SECONDS)
+        world.join_threads(_LAST_SECONDS)
 
 
 def _present_world() -> World | None:
     """Return this process's world, after taking over one that torch's own functions have founded since, or ended."""
     world, ours = _State.world, _State.members.get("0")
     there = c10d.distributed_c10d._get_default_group() if c10d.is_initialized() else None
-    if ours.is_of(there) if isinstance(ours, GroupMember) else world is None and there is None:
+    if ours.is_member_of(there) if isinstance(ours, GroupMember) else world is None and there is None:
         return world
-    if world is not None and not world.broken and ours is None:
+    if world is not None and not world.is_broken and ours is None:
         return world  # it is being founded
-    if world is not None and world.broken and there is None:
+    if world is not None and world.is_broken and there is None:
         return world  # the reason is still to be told
     found = None if there is None else TorchWorld(there)
     with _TAKING_OVER:
@@ -448,11 +464,11 @@ def _present_world() -> World | None:
             if found is not None:
                 _State.members = {"0": GroupMember(found, tuple(range(len(found.ranks))), there, "0")}
     if found is not None and found is _State.world:
-        RankWatch.over(found)
+        RankWatch.watch_world(found)
     return _State.world
 
 
-def outdate() -> None:
+def mark_world_outdated() -> None:
     """Mark the world, if there is one, as one of a cluster that has changed; `end_generation` follows."""
     if _State.world is not None:
         _State.world.outdated = True
@@ -460,31 +476,31 @@ def outdate() -> None:
 
 def end_generation(why: str, before: tuple[str, int]) -> None:
     """End the world, if there is one, because the cluster has changed; forget its store at `before`."""
-    stores.forget(*before)
-    outdate()
+    stores.forget_store(*before)
+    mark_world_outdated()
     if _State.world is not None:
-        _State.world.ends(
+        _State.world.break_on_this_rank(
             CollectiveError(f"this process group is of an earlier generation of the cluster: {why}. {RETRY_HINT}")
         )
 
 
-def world_of(group: c10d.ProcessGroup | None) -> World | None:
+def world_of_group(group: c10d.ProcessGroup | None) -> World | None:
     """Return the world whose default group this is; None for one that torch has made by itself."""
     found = _State.members.get("0")
-    return found.world if isinstance(found, GroupMember) and found.is_of(group) else None
+    return found.world if isinstance(found, GroupMember) and found.is_member_of(group) else None
 
 
 def has_world() -> bool:
     """Return whether there is a world that is not broken."""
-    return (world := _present_world()) is not None and not world.broken
+    return (world := _present_world()) is not None and not world.is_broken
 
 
-def size_here() -> int:
+def default_group_size() -> int:
     """Return the number of ranks in the default group; 0 where there is none, or one that is broken."""
-    return 0 if (world := _present_world()) is None or world.broken else len(world.ranks)
+    return 0 if (world := _present_world()) is None or world.is_broken else len(world.ranks)
 
 
-def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
+def member_of(group: AnyGroup, at_work: bool = True) -> GroupMember:
     """Return this rank's membership in a group. Raises CollectiveError with the reason where it has none."""
     # Not `at_work`: rank and size may be read in a broken world too, unless a change of the cluster made them wrong.
     if (by_hand := _made_by_hand(group)) is not None:
@@ -493,7 +509,7 @@ def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
     if world is None:
         raise CollectiveError(_NO_WORLD)
     if at_work or world.outdated:
-        world.check()
+        world.raise_if_broken()
     found = _find_member(group)
     if isinstance(found, GroupMember):
         return found
@@ -502,8 +518,8 @@ def member(group: AnyGroup, at_work: bool = True) -> GroupMember:
             "this process group has been destroyed, or belongs to a world that has ended, not to the current one. "
             + RETRY_HINT
         )
-    which = f"the group of ranks {listed(found.ranks)}" if found.ranks else "this group"
-    raise CollectiveError(f"{world.named(world.rank)} is not in {which}")
+    which = f"the group of ranks {format_ranks(found.ranks)}" if found.ranks else "this group"
+    raise CollectiveError(f"{world.rank_label(world.rank)} is not in {which}")
 
 
 def _find_member(group: object) -> GroupMember | Outsider | None:
@@ -518,7 +534,7 @@ def _find_member(group: object) -> GroupMember | Outsider | None:
         assert _State.world is not None
         return _State.members.get(group.key) if group.token == _State.world.token else None
     if isinstance(group, c10d.ProcessGroup):
-        found = (m for m in _State.members.values() if isinstance(m, GroupMember) and m.is_of(group))
+        found = (m for m in _State.members.values() if isinstance(m, GroupMember) and m.is_member_of(group))
         return next(found, None) or _adopt_group(group)
     raise CollectiveError(f"pass a process group that new_group has returned, not {type(group).__name__}")
 
@@ -549,19 +565,23 @@ def _adopt_group(group: c10d.ProcessGroup) -> GroupMember | None:
     return made
 
 
-def new(ranks: Sequence[int] | None, how: GroupOptions = GroupOptions()) -> NamedGroup:
+def create_group(ranks: Sequence[int] | None, how: GroupOptions = GroupOptions()) -> NamedGroup:
     """Create a group together with the other ranks, and return its handle."""
-    everyone = member(None)
+    everyone = member_of(None)
     world = everyone.world
     chosen = everyone.ranks if ranks is None else tuple(ranks)
-    inside, what = world.rank in chosen, f"new_group({listed(chosen)})"
+    inside, what = world.rank in chosen, f"new_group({format_ranks(chosen)})"
     if not how.local:
-        key, made = everyone.carry(lambda: new_group(world, chosen, how), what)
+        key, made = everyone.run_job(lambda: new_group(world, chosen, how), what)
     elif inside:  # not a collective of the world, which all of its ranks count
-        wait = Wait(what, f"new {listed(chosen)}", 0, tuple(rank for rank in chosen if rank != world.rank), how.seconds)
-        key, made = world.finish(world.executor("0").put(lambda: new_group(world, chosen, how)), wait)
+        wait = Wait(
+            what, f"new {format_ranks(chosen)}", 0, tuple(rank for rank in chosen if rank != world.rank), how.seconds
+        )
+        key, made = world.wait_for_result(
+            world.executor_for("0").submit_job(lambda: new_group(world, chosen, how)), wait
+        )
     else:
-        key = f"local {listed(chosen)}"
+        key = f"local {format_ranks(chosen)}"
     ordered = chosen if how.keeps_order else tuple(sorted(chosen))
     _State.members[key] = (
         GroupMember(world, ordered, made, key, how.backend, how.seconds) if inside else Outsider(chosen)
@@ -571,22 +591,22 @@ def new(ranks: Sequence[int] | None, how: GroupOptions = GroupOptions()) -> Name
 
 def end_group(group: AnyGroup) -> None:
     """End one group of this rank; the default group with all others. Raises CollectiveError if one of its jobs runs."""
-    end = member(group, at_work=False)
-    if isinstance(end.world, HandMadeWorld):
-        end.world.close(CollectiveError(DESTROYED))
-        end.group.shutdown()
+    member = member_of(group, at_work=False)
+    if isinstance(member.world, HandMadeWorld):
+        member.world.close(CollectiveError(DESTROYED))
+        member.group.shutdown()
         return
-    if end.key == "0":
-        destroy()
+    if member.key == "0":
+        destroy_all_groups()
         return
-    if end.world.busy_in(end.key):
-        me = end.world.named(end.world.rank)
-        raise CollectiveError(f"{me} cannot end {end.name} during a collective: wait for it first")
-    del _State.members[end.key]
-    c10d.destroy_process_group(end.group)
+    if member.world.is_group_busy(member.key):
+        me = member.world.rank_label(member.world.rank)
+        raise CollectiveError(f"{me} cannot end {member.name} during a collective: wait for it first")
+    del _State.members[member.key]
+    c10d.destroy_process_group(member.group)
 
 
-def opened(handle: NamedGroup) -> c10d.ProcessGroup | Outsider:
+def group_of_handle(handle: NamedGroup) -> c10d.ProcessGroup | Outsider:
     """Return the result of `new_group` on this rank for a handle."""
     found = _State.members[handle.key]
     return found.group if isinstance(found, GroupMember) else found

@@ -34,17 +34,17 @@ def launch(arguments: Sequence[str]) -> None:
     Raises:
         RpcError: There is no such script, or an option does not fit.
     """
-    asked = torchrun.get_args_parser().parse_args([each for each in arguments if each not in PASS_OPTIONS] or ["-h"])
-    in_python = not (asked.module or asked.no_python)
-    if in_python and not Path(asked.training_script).is_file():
-        raise RpcError(f"there is no script {asked.training_script}")
+    options = torchrun.get_args_parser().parse_args([each for each in arguments if each not in PASS_OPTIONS] or ["-h"])
+    in_python = not (options.module or options.no_python)
+    if in_python and not Path(options.training_script).is_file():
+        raise RpcError(f"there is no script {options.training_script}")
     if not PASS_OPTIONS.isdisjoint(arguments):
         if not in_python:
             raise RpcError("--pass-local-rank goes with a script in Python; any other program reads LOCAL_RANK")
         # Each rank runs this module, which runs the script: torchrun itself no longer passes `--local_rank`.
-        asked.training_script_args = [RANK_OPTION, asked.training_script, *asked.training_script_args]
-        asked.training_script, asked.module = "rpcbench.distributed.launch", True
-    torchrun.run(asked)  # type: ignore[no-untyped-call]
+        options.training_script_args = [RANK_OPTION, options.training_script, *options.training_script_args]
+        options.training_script, options.module = "rpcbench.distributed.launch", True
+    torchrun.run(options)  # type: ignore[no-untyped-call]
 
 
 def run_rank(script: str, arguments: Sequence[str]) -> None:

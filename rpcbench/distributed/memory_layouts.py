@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.runtime.handles import layout_of
 
 _DTYPES = {
@@ -67,7 +67,7 @@ def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return (*narrow, *wide)
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def contiguous_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor, or else one of its elements in the order of memory, which shares them."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return tensor
@@ -79,7 +79,7 @@ def layout_name(tensor: object) -> str:
     if not isinstance(tensor, torch.Tensor):
         return type(tensor).__name__
     if tensor.layout is torch.sparse_coo:
-        return f"{layout_of(tensor)}, sparse in {counted(tensor.sparse_dim(), 'dimension')}"
+        return f"{layout_of(tensor)}, sparse in {count_noun(tensor.sparse_dim(), 'dimension')}"
     if tensor.layout is not torch.strided or tensor.is_contiguous() or (order := memory_order(tensor)) is None:
         return layout_of(tensor)
     return f"{layout_of(tensor)} with dimensions {list(order)} in memory"

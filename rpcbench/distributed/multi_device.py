@@ -14,7 +14,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ReduceOp
 
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.distributed import groups
 from rpcbench.distributed.arguments import complete_help, rank_fault
 from rpcbench.distributed.comparison import op_name, run_collective
@@ -32,10 +32,10 @@ _COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # the ops that 
 @complete_help
 def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: AnyGroup = None) -> None:
     """Copy `tensor_list[0]` of rank `src` into all tensors of all ranks: one on each device, all of one layout."""
-    end = groups.member(group)
+    member = groups.member_of(group)
     what = f"broadcast_multigpu(src={src})"
-    act = lambda: c10d.broadcast(tensor_list[0], group=end.group, group_src=end.place_of(src))  # noqa: E731
-    run_collective(end, what, tensor_list, act, _multigpu_fault(tensor_list) or rank_fault(end.ranks, src))
+    act = lambda: c10d.broadcast(tensor_list[0], group=member.group, group_src=member.group_rank_of(src))  # noqa: E731
+    run_collective(member, what, tensor_list, act, _multigpu_fault(tensor_list) or rank_fault(member.ranks, src))
     _copy_first(tensor_list)
 
 
@@ -47,14 +47,16 @@ def all_reduce_multigpu(
 
     `tensor_list` has one tensor on each device, all of one layout. `op` is SUM, PRODUCT, MIN or MAX.
     """
-    end = groups.member(group)
+    member = groups.member_of(group)
 
-    def act() -> None:
+    def reduce_and_copy() -> None:
         tensor_list[0].copy_(_combine_tensors(tensor_list, op))
-        c10d.all_reduce(tensor_list[0], op, end.group)
+        c10d.all_reduce(tensor_list[0], op, member.group)
         _copy_first(tensor_list)
 
-    run_collective(end, f"all_reduce_multigpu({op_name(op)})", tensor_list, act, _multigpu_fault(tensor_list, op))
+    run_collective(
+        member, f"all_reduce_multigpu({op_name(op)})", tensor_list, reduce_and_copy, _multigpu_fault(tensor_list, op)
+    )
 
 
 @complete_help
@@ -65,16 +67,16 @@ def reduce_multigpu(
 
     `tensor_list` and `op` are as of `all_reduce_multigpu`.
     """
-    end = groups.member(group)
+    member = groups.member_of(group)
 
-    def act() -> None:
+    def reduce_to_dst() -> None:
         combined = _combine_tensors(tensor_list, op)
-        c10d.reduce(combined, op=op, group=end.group, group_dst=end.place_of(dst))
-        if end.world.rank == dst:
+        c10d.reduce(combined, op=op, group=member.group, group_dst=member.group_rank_of(dst))
+        if member.world.rank == dst:
             tensor_list[0].copy_(combined)
 
-    wrong = _multigpu_fault(tensor_list, op) or rank_fault(end.ranks, dst)
-    run_collective(end, f"reduce_multigpu({op_name(op)}, dst={dst})", tensor_list, act, wrong)
+    wrong = _multigpu_fault(tensor_list, op) or rank_fault(member.ranks, dst)
+    run_collective(member, f"reduce_multigpu({op_name(op)}, dst={dst})", tensor_list, reduce_to_dst, wrong)
 
 
 @complete_help
@@ -87,24 +89,24 @@ def all_gather_multigpu(
     `input_tensor_list` has the n tensors of this rank, one on each device. Each of the n output lists has n tensors for
     each rank of the group, all of one layout.
     """
-    end = groups.member(group)
-    n, size = len(input_tensor_list), len(end.ranks)
+    member = groups.member_of(group)
+    n, size = len(input_tensor_list), len(member.ranks)
     wrong = _multigpu_fault(input_tensor_list)
     if not wrong and [len(each) for each in output_tensor_lists] != [n * size] * n:
-        wrong = f"output_tensor_lists must have {counted(n, 'list')} of {n * size} tensors"
+        wrong = f"output_tensor_lists must have {count_noun(n, 'list')} of {n * size} tensors"
     wrong = wrong or _multigpu_fault(
         [input_tensor_list[0], *(each for outputs in output_tensor_lists for each in outputs)]
     )
 
-    def act() -> None:
+    def gather_and_copy() -> None:
         mine = torch.stack([each.to(input_tensor_list[0].device) for each in input_tensor_list])
         parts = [torch.empty_like(mine) for _ in range(size)]
-        c10d.all_gather(parts, mine, end.group)
+        c10d.all_gather(parts, mine, member.group)
         for outputs in output_tensor_lists:
             for into, part in zip(outputs, torch.cat(parts), strict=True):
                 into.copy_(part)
 
-    run_collective(end, "all_gather_multigpu", input_tensor_list, act, wrong)
+    run_collective(member, "all_gather_multigpu", input_tensor_list, gather_and_copy, wrong)
 
 
 def _multigpu_fault(tensors: Sequence[torch.Tensor], op: object = ReduceOp.SUM) -> str:

@@ -26,7 +26,7 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.arguments import choose_rank, complete_help
 from rpcbench.distributed.comparison import run_collective
 from rpcbench.distributed.groups import AnyGroup, GroupMember
-from rpcbench.distributed.point_to_point import choose_peer, receive_as, send_as
+from rpcbench.distributed.point_to_point import choose_peer, receive_with_layout, send_with_layout
 from rpcbench.runtime import current
 from rpcbench.serialization.pickler import Codec
 from rpcbench.transport import run_dir
@@ -45,13 +45,13 @@ def all_gather_object(object_list: list[Any], obj: Any, group: AnyGroup = None) 
     The list has one place for each rank of the group; its content is replaced. Raises AuthenticationError, too, for an
     object that is not signed with the secret that this process has.
     """
-    end = groups.member(group)
-    data, fault = _pack_object(end, "all_gather", obj)
+    member = groups.member_of(group)
+    data, fault = _pack_object(member, "all_gather", obj)
     received: list[torch.Tensor] = []
-    act = lambda: received.extend(_gather_bytes(end, data))  # noqa: E731
-    fault = fault or _places_fault(object_list, end, "object_list")
-    run_collective(end, "all_gather_object", [], act, fault, size=len(data))
-    object_list[:] = _open_each(end, "all_gather", received)
+    act = lambda: received.extend(_gather_bytes(member, data))  # noqa: E731
+    fault = fault or _places_fault(object_list, member, "object_list")
+    run_collective(member, "all_gather_object", [], act, fault, size=len(data))
+    object_list[:] = _open_each(member, "all_gather", received)
 
 
 @complete_help
@@ -64,17 +64,17 @@ def gather_object(
     Only on `dst`, by default 0, it is a list with one place for each rank of the group. Raises AuthenticationError as
     `all_gather_object`.
     """
-    end = groups.member(group)
-    to, fault = choose_rank(end.ranks, dst, group_dst, "dst", default=0)
-    data, unsendable = _pack_object(end, "gather", obj)
-    fault = fault or unsendable or _missing_fault(object_gather_list, end, to, "object_gather_list")
-    if not fault and object_gather_list and end.world.rank != to:
-        fault = f"object_gather_list is for rank {to}, not for rank {end.world.rank}"
+    member = groups.member_of(group)
+    to, fault = choose_rank(member.ranks, dst, group_dst, "dst", default=0)
+    data, unsendable = _pack_object(member, "gather", obj)
+    fault = fault or unsendable or _missing_fault(object_gather_list, member, to, "object_gather_list")
+    if not fault and object_gather_list and member.world.rank != to:
+        fault = f"object_gather_list is for rank {to}, not for rank {member.world.rank}"
     received: list[torch.Tensor] = []
-    act = lambda: received.extend(_gather_bytes(end, data, to))  # noqa: E731
-    run_collective(end, f"gather_object(dst={to})", [], act, fault, size=len(data))
+    act = lambda: received.extend(_gather_bytes(member, data, to))  # noqa: E731
+    run_collective(member, f"gather_object(dst={to})", [], act, fault, size=len(data))
     if object_gather_list:
-        object_gather_list[:] = _open_each(end, "gather", received)
+        object_gather_list[:] = _open_each(member, "gather", received)
 
 
 @complete_help
@@ -87,23 +87,25 @@ def scatter_object_list(
     Only on `src`, by default 0, `scatter_object_input_list` is read: one object for each rank of the group. Raises
     AuthenticationError as `all_gather_object`.
     """
-    end = groups.member(group)
-    source, fault = choose_rank(end.ranks, src, group_src, "src", default=0)
-    given = scatter_object_input_list if end.world.rank == source else None
-    parts, unsendable = _pack_objects(end, "scatter", given or [])
-    fault = fault or unsendable or _missing_fault(scatter_object_input_list, end, source, "scatter_object_input_list")
+    member = groups.member_of(group)
+    source, fault = choose_rank(member.ranks, src, group_src, "src", default=0)
+    given = scatter_object_input_list if member.world.rank == source else None
+    parts, unsendable = _pack_objects(member, "scatter", given or [])
+    fault = (
+        fault or unsendable or _missing_fault(scatter_object_input_list, member, source, "scatter_object_input_list")
+    )
     fault = fault or ("" if scatter_object_output_list else "scatter_object_output_list has no place")
     received: list[torch.Tensor] = []
 
-    def act() -> None:
-        lengths = _share_lengths(end, [len(each) for each in parts], len(end.ranks), source)
-        into = _empty_bytes(end, max(lengths))
-        sent = [_bytes_tensor(end, each, max(lengths)) for each in parts] if end.world.rank == source else None
-        c10d.scatter(into, sent, group=end.group, group_src=end.place_of(source))
-        received.append(into[: lengths[end.ranks.index(end.world.rank)]])
+    def scatter_bytes() -> None:
+        lengths = _share_lengths(member, [len(each) for each in parts], len(member.ranks), source)
+        into = _empty_bytes(member, max(lengths))
+        sent = [_bytes_tensor(member, each, max(lengths)) for each in parts] if member.world.rank == source else None
+        c10d.scatter(into, sent, group=member.group, group_src=member.group_rank_of(source))
+        received.append(into[: lengths[member.ranks.index(member.world.rank)]])
 
-    run_collective(end, f"scatter_object_list(src={source})", [], act, fault, size=sum(map(len, parts)))
-    scatter_object_output_list[0] = _open_object(end, "scatter", source, received[0])
+    run_collective(member, f"scatter_object_list(src={source})", [], scatter_bytes, fault, size=sum(map(len, parts)))
+    scatter_object_output_list[0] = _open_object(member, "scatter", source, received[0])
 
 
 @complete_help
@@ -116,22 +118,22 @@ def broadcast_object_list(
     `device` has no effect: the bytes travel by the CPU, unless the group moves only tensors of GPUs. Raises
     AuthenticationError as `all_gather_object`.
     """
-    end = groups.member(group)
-    source, fault = choose_rank(end.ranks, src, group_src, "src", default=0)
-    is_mine = end.world.rank == source
-    data, unsendable = _pack_object(end, "broadcast", object_list) if is_mine else (b"", "")
+    member = groups.member_of(group)
+    source, fault = choose_rank(member.ranks, src, group_src, "src", default=0)
+    is_mine = member.world.rank == source
+    data, unsendable = _pack_object(member, "broadcast", object_list) if is_mine else (b"", "")
     received: list[torch.Tensor] = []
 
-    def act() -> None:
-        (length,) = _share_lengths(end, [len(data)], 1, source)
-        moved = _bytes_tensor(end, data, length) if is_mine else _empty_bytes(end, length)
-        c10d.broadcast(moved, group=end.group, group_src=end.place_of(source))
+    def broadcast_bytes() -> None:
+        (length,) = _share_lengths(member, [len(data)], 1, source)
+        moved = _bytes_tensor(member, data, length) if is_mine else _empty_bytes(member, length)
+        c10d.broadcast(moved, group=member.group, group_src=member.group_rank_of(source))
         received.append(moved)
 
     what = f"broadcast_object_list(src={source}) of {len(object_list)}"
-    run_collective(end, what, [], act, fault or unsendable, size=len(data))
+    run_collective(member, what, [], broadcast_bytes, fault or unsendable, size=len(data))
     if not is_mine:
-        object_list[:] = _open_object(end, "broadcast", source, received[0])
+        object_list[:] = _open_object(member, "broadcast", source, received[0])
 
 
 @complete_help
@@ -143,13 +145,13 @@ def send_object_list(
 
     `device` and `use_batch` have no effect.
     """
-    end = groups.member(group)
-    to = choose_peer(end, dst, group_dst, "dst")
-    data, fault = _pack_object(end, f"send to {to}", object_list)
+    member = groups.member_of(group)
+    to = choose_peer(member, dst, group_dst, "dst")
+    data, fault = _pack_object(member, f"send to {to}", object_list)
     if fault:
-        raise CollectiveError(f"{end.world.named(end.world.rank)} cannot send or receive: {fault}")
-    send_as(end, _number_tensor(end, len(data)), to, 0, _list_name(object_list)).wait()
-    send_as(end, _bytes_tensor(end, data, len(data)), to, 0, "its bytes").wait()
+        raise CollectiveError(f"{member.world.rank_label(member.world.rank)} cannot send or receive: {fault}")
+    send_with_layout(member, _number_tensor(member, len(data)), to, 0, _list_name(object_list)).wait()
+    send_with_layout(member, _bytes_tensor(member, data, len(data)), to, 0, "its bytes").wait()
 
 
 @complete_help
@@ -162,27 +164,27 @@ def recv_object_list(
     The sender is by default the rank that sends first. `device` and `use_batch` have no effect. Raises
     AuthenticationError as `all_gather_object`.
     """
-    end = groups.member(group)
-    source = choose_peer(end, src, group_src, "src")
-    sender = receive_as(end, size := _number_tensor(end, 0), source, 0, _list_name(object_list)).wait()
-    data = _empty_bytes(end, int(size))
-    receive_as(end, data, sender, 0, "its bytes").wait()
-    object_list[:] = _open_object(end, f"send to {end.world.rank}", sender, data)
+    member = groups.member_of(group)
+    source = choose_peer(member, src, group_src, "src")
+    sender = receive_with_layout(member, size := _number_tensor(member, 0), source, 0, _list_name(object_list)).wait()
+    data = _empty_bytes(member, int(size))
+    receive_with_layout(member, data, sender, 0, "its bytes").wait()
+    object_list[:] = _open_object(member, f"send to {member.world.rank}", sender, data)
     return sender
 
 
-def _gather_bytes(end: GroupMember, data: bytes, to: int | None = None) -> list[torch.Tensor]:
+def _gather_bytes(member: GroupMember, data: bytes, to: int | None = None) -> list[torch.Tensor]:
     """Return the bytes of each rank, on all ranks or on rank `to`; elsewhere an empty list."""
-    sizes = [_number_tensor(end, 0) for _ in end.ranks]
-    c10d.all_gather(sizes, _number_tensor(end, len(data)), end.group)
+    sizes = [_number_tensor(member, 0) for _ in member.ranks]
+    c10d.all_gather(sizes, _number_tensor(member, len(data)), member.group)
     lengths = [int(each) for each in sizes]
-    mine, into = _bytes_tensor(end, data, max(lengths)), []
-    if to in (None, end.world.rank):
-        into = [torch.empty_like(mine) for _ in end.ranks]
+    mine, into = _bytes_tensor(member, data, max(lengths)), []
+    if to in (None, member.world.rank):
+        into = [torch.empty_like(mine) for _ in member.ranks]
     if to is None:
-        c10d.all_gather(into, mine, end.group)
+        c10d.all_gather(into, mine, member.group)
     else:
-        c10d.gather(mine, into, group=end.group, group_dst=end.place_of(to))
+        c10d.gather(mine, into, group=member.group, group_dst=member.group_rank_of(to))
     return [each[:length] for each, length in zip(into, lengths, strict=False)]
 
 
@@ -191,76 +193,80 @@ def _list_name(objects: Sequence[Any]) -> str:
 
 
 # -- bytes
-def _pack_object(end: GroupMember, deed: str, value: Any) -> tuple[bytes, str]:
+def _pack_object(member: GroupMember, deed: str, value: Any) -> tuple[bytes, str]:
     """Return the signed bytes of an object, and the reason why it cannot be sent; "" if it can."""
     try:
-        body, _ = _codec.encode(value, label="object")
+        body, _ = _codec.encode_value(value, label="object")
         data = encode_plain(body)
-        return _sign_object(end, deed, end.world.rank, data) + data, ""
+        return _sign_object(member, deed, member.world.rank, data) + data, ""
     except (RpcError, OSError, ValueError) as error:  # the object, or the file of the secret
         return b"", str(error)
 
 
-def _pack_objects(end: GroupMember, deed: str, values: Sequence[Any]) -> tuple[list[bytes], str]:
-    packed = [_pack_object(end, deed, value) for value in values]
+def _pack_objects(member: GroupMember, deed: str, values: Sequence[Any]) -> tuple[list[bytes], str]:
+    packed = [_pack_object(member, deed, value) for value in values]
     return [data for data, _ in packed], next((reason for _, reason in packed if reason), "")
 
 
-def _open_object(end: GroupMember, deed: str, source: int, received: torch.Tensor) -> Any:
+def _open_object(member: GroupMember, deed: str, source: int, received: torch.Tensor) -> Any:
     """Return the object of these bytes. AuthenticationError if the rank `source` has not signed them."""
     raw = received.cpu().numpy().tobytes()
     signature, data = raw[: len(_UNSIGNED)], raw[len(_UNSIGNED) :]
-    if not hmac.compare_digest(signature, _sign_object(end, deed, source, data)):
+    if not hmac.compare_digest(signature, _sign_object(member, deed, source, data)):
         raise AuthenticationError(
-            f"an object from {end.world.named(source)} is not signed with the secret of "
-            f"{end.world.named(end.world.rank)}: all ranks must be members of one world of RPC, or have the same "
+            f"an object from {member.world.rank_label(source)} is not signed with the secret of "
+            f"{member.world.rank_label(member.world.rank)}: all ranks must be members of one world of RPC, or have the same "
             f"{run_dir.SECRET_VARIABLE}, or none of them"
         )
-    return _codec.decode(Body(*msgspec.msgpack.decode(data, type=RECEIVED_BODY)))
+    return _codec.decode_value(Body(*msgspec.msgpack.decode(data, type=RECEIVED_BODY)))
 
 
-def _open_each(end: GroupMember, deed: str, received: Sequence[torch.Tensor]) -> list[Any]:
-    return [_open_object(end, deed, rank, each) for rank, each in zip(end.ranks, received, strict=True)]
+def _open_each(member: GroupMember, deed: str, received: Sequence[torch.Tensor]) -> list[Any]:
+    return [_open_object(member, deed, rank, each) for rank, each in zip(member.ranks, received, strict=True)]
 
 
-def _sign_object(end: GroupMember, deed: str, source: int, data: bytes) -> bytes:
+def _sign_object(member: GroupMember, deed: str, source: int, data: bytes) -> bytes:
     """Return the signature of an object, valid for one operation of one rank in one group of one world."""
-    agent = current.find()
+    agent = current.find_current()
     secret = run_dir.load_secret() if agent is None else agent.config.secret
     if not secret:
         return _UNSIGNED
-    place = f"rpcbench object/{end.world.token}/{end.key}/{deed}/{source}/".encode()
+    place = f"rpcbench object/{member.world.token}/{member.key}/{deed}/{source}/".encode()
     return hmac.digest(secret, place + data, "sha256")
 
 
-def _number_tensor(end: GroupMember, value: int) -> torch.Tensor:
-    return torch.tensor([value], dtype=torch.int64, device=end.notes_on)
+def _number_tensor(member: GroupMember, value: int) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.int64, device=member.notes_device)
 
 
-def _share_lengths(end: GroupMember, mine: Sequence[int], count: int, source: int) -> list[int]:
+def _share_lengths(member: GroupMember, mine: Sequence[int], count: int, source: int) -> list[int]:
     """Return the `count` lengths that rank `source` has."""
-    given = list(mine) if end.world.rank == source else [0] * count
-    numbers = torch.tensor(given, dtype=torch.int64, device=end.notes_on)
-    c10d.broadcast(numbers, group=end.group, group_src=end.place_of(source))
+    given = list(mine) if member.world.rank == source else [0] * count
+    numbers = torch.tensor(given, dtype=torch.int64, device=member.notes_device)
+    c10d.broadcast(numbers, group=member.group, group_src=member.group_rank_of(source))
     return numbers.tolist()
 
 
-def _bytes_tensor(end: GroupMember, data: bytes, length: int) -> torch.Tensor:
+def _bytes_tensor(member: GroupMember, data: bytes, length: int) -> torch.Tensor:
     """Return bytes as a tensor of this length, filled up with zeros."""
-    return torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8).to(end.notes_on)
+    return torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8).to(member.notes_device)
 
 
-def _empty_bytes(end: GroupMember, length: int) -> torch.Tensor:
-    return torch.empty(length, dtype=torch.uint8, device=end.notes_on)
+def _empty_bytes(member: GroupMember, length: int) -> torch.Tensor:
+    return torch.empty(length, dtype=torch.uint8, device=member.notes_device)
 
 
 # -- faults
-def _places_fault(places: Sequence[Any], end: GroupMember, name: str) -> str:
-    return "" if len(places) == len(end.ranks) else f"{name} has {len(places)} places for a group of {len(end.ranks)}"
+def _places_fault(places: Sequence[Any], member: GroupMember, name: str) -> str:
+    return (
+        ""
+        if len(places) == len(member.ranks)
+        else f"{name} has {len(places)} places for a group of {len(member.ranks)}"
+    )
 
 
-def _missing_fault(places: Sequence[Any] | None, end: GroupMember, where: int, name: str) -> str:
+def _missing_fault(places: Sequence[Any] | None, member: GroupMember, where: int, name: str) -> str:
     """Return the fault of a list that rank `where` must pass."""
-    if end.world.rank != where:
+    if member.world.rank != where:
         return ""
-    return f"rank {where} passes no {name}" if places is None else _places_fault(places, end, name)
+    return f"rank {where} passes no {name}" if places is None else _places_fault(places, member, name)

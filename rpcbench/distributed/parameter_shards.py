@@ -40,7 +40,7 @@ class MeshLayout:
     ranks: tuple[int, ...]
 
     @staticmethod
-    def of(mesh: DeviceMesh) -> MeshLayout:
+    def from_mesh(mesh: DeviceMesh) -> MeshLayout:
         shape = tuple(mesh.mesh.shape)
         names = mesh.mesh_dim_names or tuple(f"dim {n}" for n in range(len(shape)))
         return MeshLayout(tuple(names), shape, tuple(mesh.mesh.flatten().tolist()))
@@ -71,7 +71,7 @@ class ParameterPiece:
     trainable: bool
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         return 0 if self.device == "meta" else self.item * prod(self.region.size)
 
     @property
@@ -98,21 +98,21 @@ class ModelReading:
     remarks: list[str] = field(default_factory=list)  # sentences
 
 
-def tensor_of(source: Any) -> Tensor:
+def source_tensor(source: Any) -> Tensor:
     """Return the tensor of a `FoundParameter.source` on which gradients and optimizers work."""
     found: Tensor = source if isinstance(source, Tensor) else source.sharded_param
     return found
 
 
-def local_of(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that is in this process's memory."""
     # Not `to_local()`, which costs ten times as much, and records an operation for autograd.
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def bytes_of(tensor: Tensor) -> int:
+def local_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor in this process's memory, of any layout; 0 on the meta device."""
-    return tensor_bytes(local_of(tensor))
+    return tensor_bytes(local_tensor(tensor))
 
 
 def read_model(model: nn.Module) -> ModelReading:
@@ -199,13 +199,16 @@ def _find_managed(model: nn.Module, reading: ModelReading) -> dict[tuple[int, st
 
 
 def _make_piece(source: Any, names: list[str], place: _Place) -> ParameterPiece:
-    tensor = tensor_of(source)
+    tensor = source_tensor(source)
     shape = tuple(tensor.shape)
     kind, placements, mesh = PLAIN, tuple[str, ...](), None
     region = HeldRegion((0,) * len(shape), shape)
     if isinstance(tensor, DTensor):
         kind, placements = _kind_of_placements(tensor.placements), tuple(map(_placement_word, tensor.placements))
-        mesh, region = MeshLayout.of(tensor.device_mesh), _held_region(tensor, tensor.device_mesh, tensor.placements)
+        mesh, region = (
+            MeshLayout.from_mesh(tensor.device_mesh),
+            _held_region(tensor, tensor.device_mesh, tensor.placements),
+        )
     elif place.replicas:
         kind, placements = REPLICATED, ("Replicate",)
         mesh = MeshLayout(("DDP",), (len(place.replicas),), place.replicas)
@@ -250,8 +253,8 @@ def _gathered_region(source: Any, shape: tuple[int, ...]) -> HeldRegion | None:
 
 def _mesh_of_parameter(found: FoundParameter) -> MeshLayout | None:
     """Return the mesh to draw for a parameter: the one that its mesh was cut from; DDP has none."""
-    tensor = tensor_of(found.source)
-    return MeshLayout.of(tensor.device_mesh._get_root_mesh()) if isinstance(tensor, DTensor) else None
+    tensor = source_tensor(found.source)
+    return MeshLayout.from_mesh(tensor.device_mesh._get_root_mesh()) if isinstance(tensor, DTensor) else None
 
 
 def _make_remarks(reading: ModelReading) -> Iterator[str]:

@@ -23,7 +23,7 @@ from rpcbench.distributed.arguments import choose_rank, complete_help
 from rpcbench.distributed.comparison import NOTE, read_note, write_note
 from rpcbench.distributed.events import CollectivePart
 from rpcbench.distributed.groups import AnyGroup, GroupMember
-from rpcbench.distributed.memory_layouts import backend_fault, flat, layout_name
+from rpcbench.distributed.memory_layouts import backend_fault, contiguous_view, layout_name
 from rpcbench.distributed.work import Work
 from rpcbench.distributed.world import Wait
 
@@ -55,17 +55,17 @@ def isend(
 
     An invalid call raises CollectiveError at once.
     """
-    end, to = _find_peer(tensor, dst, group_dst, "dst", group, tag)
-    return send_as(end, tensor, to, tag, layout_name(tensor))
+    member, to = _find_peer(tensor, dst, group_dst, "dst", group, tag)
+    return send_with_layout(member, tensor, to, tag, layout_name(tensor))
 
 
-def send_as(end: GroupMember, tensor: torch.Tensor, to: int, tag: int, layout: str) -> Work:
+def send_with_layout(member: GroupMember, tensor: torch.Tensor, to: int, tag: int, layout: str) -> Work:
     """Send a tensor in the background, by a name for its layout that the receiver must give, too. For `objects`."""
-    entered = end.begin(end.between(end.world.rank, to, tensor, tag))
-    job = lambda: _send_tensor(end, tensor, to, _FIRST + _EACH * tag, layout, entered)  # noqa: E731
-    wait = Wait(f"send to rank {to}{_tag_suffix(tag)}", f"send {end.key}", 0, (to,), end.seconds)
-    pending = end.world.executor((end.key, "to", to, tag)).put(job)
-    return Work(end.world, pending, wait, [tensor], name=f"{end.backend}:send")
+    entered = member.begin_part(member.make_transfer_part(member.world.rank, to, tensor, tag))
+    job = lambda: _send_tensor(member, tensor, to, _FIRST + _EACH * tag, layout, entered)  # noqa: E731
+    wait = Wait(f"send to rank {to}{_tag_suffix(tag)}", f"send {member.key}", 0, (to,), member.seconds)
+    pending = member.world.executor_for((member.key, "to", to, tag)).submit_job(job)
+    return Work(member.world, pending, wait, [tensor], name=f"{member.backend}:send")
 
 
 @complete_help
@@ -88,25 +88,35 @@ def irecv(
 
     `wait` raises the errors of `recv`; an invalid call raises CollectiveError at once.
     """
-    end, source = _find_peer(tensor, src, group_src, "src", group, tag)
-    return receive_as(end, tensor, source, tag, layout_name(tensor))
+    member, source = _find_peer(tensor, src, group_src, "src", group, tag)
+    return receive_with_layout(member, tensor, source, tag, layout_name(tensor))
 
 
-def receive_as(end: GroupMember, tensor: torch.Tensor, source: int, tag: int, layout: str) -> Work:
-    """Receive a tensor in the background, from the rank `source` or -1 for any, by the layout's name of `send_as`."""
-    anyone, me = source == _ANY, end.world.rank
+def receive_with_layout(member: GroupMember, tensor: torch.Tensor, source: int, tag: int, layout: str) -> Work:
+    """Receive a tensor in the background, from the rank `source` or -1 for any, by the layout's name of
+    `send_with_layout`."""
+    from_any_rank, own_rank = source == _ANY, member.world.rank
     # gloo could give either the other's message.
-    if any(end.world.executor(_key_of_receives(end, rank, tag)).busy for rank in (end.ranks if anyone else [_ANY])):
-        one, other = ("recv from any rank", "an irecv") if anyone else ("recv", "an irecv from any rank")
-        raise CollectiveError(f"{one} is not possible while {other} waits: wait for the irecv first")
-    part = end.from_any(tensor, tag) if anyone else end.between(source, me, tensor, tag)
-    what = f"recv from {'any rank' if anyone else f'rank {source}'}{_tag_suffix(tag)}"
-    members = end.wait("").members if anyone else (source,)
-    entered = end.begin(part)
-    job = lambda: _receive_tensor(end, tensor, source, tag, layout, entered)  # noqa: E731
-    wait = Wait(what, f"recv {end.key}", 0, members, end.seconds)
-    pending = end.world.executor(_key_of_receives(end, source, tag)).put(job)
-    return Work(end.world, pending, wait, [tensor], end.ranks, f"{end.backend}:recv")
+    if any(
+        member.world.executor_for(_key_of_receives(member, rank, tag)).is_busy
+        for rank in (member.ranks if from_any_rank else [_ANY])
+    ):
+        refused_call, waiting_call = (
+            ("recv from any rank", "an irecv") if from_any_rank else ("recv", "an irecv from any rank")
+        )
+        raise CollectiveError(f"{refused_call} is not possible while {waiting_call} waits: wait for the irecv first")
+    part = (
+        member.make_receive_any_part(tensor, tag)
+        if from_any_rank
+        else member.make_transfer_part(source, own_rank, tensor, tag)
+    )
+    what = f"recv from {'any rank' if from_any_rank else f'rank {source}'}{_tag_suffix(tag)}"
+    members = member.make_wait("").members if from_any_rank else (source,)
+    entered = member.begin_part(part)
+    job = lambda: _receive_tensor(member, tensor, source, tag, layout, entered)  # noqa: E731
+    wait = Wait(what, f"recv {member.key}", 0, members, member.seconds)
+    pending = member.world.executor_for(_key_of_receives(member, source, tag)).submit_job(job)
+    return Work(member.world, pending, wait, [tensor], member.ranks, f"{member.backend}:recv")
 
 
 class P2POp:
@@ -120,21 +130,21 @@ class P2POp:
         tag: int = 0, group_peer: int | None = None,
     ) -> None:  # fmt: skip
         """Check the arguments. Raises CollectiveError where they are wrong."""
-        known = {isend: isend, irecv: irecv, c10d.isend: isend, c10d.irecv: irecv}
-        if op not in known:
+        functions = {isend: isend, irecv: irecv, c10d.isend: isend, c10d.irecv: irecv}
+        if op not in functions:
             raise CollectiveError(f"a P2POp is an isend or an irecv, not {getattr(op, '__name__', op)}")
-        end, self.peer = _find_peer(tensor, peer, group_peer, "peer", group, tag)
-        self.op = known[op]
+        member, self.peer = _find_peer(tensor, peer, group_peer, "peer", group, tag)
+        self.op = functions[op]
         self.tensor, self.group, self.tag = tensor, group, tag
-        self.group_peer = end.ranks.index(self.peer)
+        self.group_peer = member.ranks.index(self.peer)
 
     def begin(self) -> Work:
         """Begin it."""
         return self.op(self.tensor, self.peer, self.group, self.tag)
 
     def __repr__(self) -> str:
-        where = f"{'to' if self.op is isend else 'from'} rank {self.peer}{_tag_suffix(self.tag)}"
-        return f"P2POp({self.op.__name__} of {layout_name(self.tensor)} {where})"
+        direction = f"{'to' if self.op is isend else 'from'} rank {self.peer}{_tag_suffix(self.tag)}"
+        return f"P2POp({self.op.__name__} of {layout_name(self.tensor)} {direction})"
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
@@ -143,16 +153,16 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     Their order matters only among those of one direction, peer and tag. Raises CollectiveError if the list is empty or
     has anything else in it; none has begun then.
     """
-    wrong = [each for each in p2p_op_list if not isinstance(each, P2POp)]
-    if wrong or not p2p_op_list:
-        found = type(wrong[0]).__name__ if wrong else "an empty list"
-        raise CollectiveError(f"batch_isend_irecv takes a list of P2POp of rpcbench.distributed, not {found}")
-    return [each.begin() for each in p2p_op_list]
+    invalid_ops = [p2p_op for p2p_op in p2p_op_list if not isinstance(p2p_op, P2POp)]
+    if invalid_ops or not p2p_op_list:
+        received = type(invalid_ops[0]).__name__ if invalid_ops else "an empty list"
+        raise CollectiveError(f"batch_isend_irecv takes a list of P2POp of rpcbench.distributed, not {received}")
+    return [p2p_op.begin() for p2p_op in p2p_op_list]
 
 
-def _key_of_receives(end: GroupMember, rank: int, tag: int) -> tuple[str, str, int, int]:
+def _key_of_receives(member: GroupMember, rank: int, tag: int) -> tuple[str, str, int, int]:
     # One thread for each sender and tag: receives from one rank run in order, those from different ranks run at once.
-    return end.key, "from", rank, tag
+    return member.key, "from", rank, tag
 
 
 def _tag_suffix(tag: int) -> str:
@@ -160,22 +170,24 @@ def _tag_suffix(tag: int) -> str:
 
 
 def _find_peer(
-    tensor: torch.Tensor, other: int | None, group_other: int | None, name: str, group: AnyGroup, tag: int
+    tensor: torch.Tensor, peer_rank: int | None, peer_position: int | None, name: str, group: AnyGroup, tag: int
 ) -> tuple[GroupMember, int]:
     """Return this rank's membership, and the other rank. Raises CollectiveError where it cannot send or receive."""
-    end = groups.member(group)
-    fault = backend_fault(end.backend, tensor) or tag_fault(tag)
-    return end, choose_peer(end, other, group_other, name, fault)
+    member = groups.member_of(group)
+    fault = backend_fault(member.backend, tensor) or tag_fault(tag)
+    return member, choose_peer(member, peer_rank, peer_position, name, fault)
 
 
-def choose_peer(end: GroupMember, other: int | None, group_other: int | None, name: str, fault: str = "") -> int:
+def choose_peer(
+    member: GroupMember, peer_rank: int | None, peer_position: int | None, name: str, fault: str = ""
+) -> int:
     """Return the other rank; -1 for a receive from any. Raises CollectiveError for it, or for a fault found before."""
     peer = _ANY
-    if not (name == "src" and other is None and group_other is None):  # a receive may be from any rank
-        peer, unknown = choose_rank(end.ranks, other, group_other, name)
-        fault = fault or unknown or (f"rank {peer} is this rank" if peer == end.world.rank else "")
+    if not (name == "src" and peer_rank is None and peer_position is None):  # a receive may be from any rank
+        peer, rank_error = choose_rank(member.ranks, peer_rank, peer_position, name)
+        fault = fault or rank_error or (f"rank {peer} is this rank" if peer == member.world.rank else "")
     if fault:
-        raise CollectiveError(f"{end.world.named(end.world.rank)} cannot send or receive: {fault}")
+        raise CollectiveError(f"{member.world.rank_label(member.world.rank)} cannot send or receive: {fault}")
     return peer
 
 
@@ -186,45 +198,45 @@ def tag_fault(tag: object) -> str:
 
 
 def _send_tensor(
-    end: GroupMember, tensor: torch.Tensor, to: int, first: int, layout: str, entered: CollectivePart
+    member: GroupMember, tensor: torch.Tensor, to: int, first: int, layout: str, entered: CollectivePart
 ) -> int:
     with entered:
-        _send_message(end, write_note(layout).to(end.notes_on), to, first + _OFFER)
-        answer = torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on)
-        _receive_message(end, answer, to, first + _ANSWER)
+        _send_message(member, write_note(layout).to(member.notes_device), to, first + _OFFER)
+        answer = torch.empty(NOTE, dtype=torch.uint8, device=member.notes_device)
+        _receive_message(member, answer, to, first + _ANSWER)
         if read_note(answer) != _FITS:
             raise CollectiveError(read_note(answer))
-        _send_message(end, tensor, to, first + _DATA)
+        _send_message(member, tensor, to, first + _DATA)
     return to
 
 
 def _receive_tensor(
-    end: GroupMember, tensor: torch.Tensor, source: int, tag: int, layout: str, entered: CollectivePart
+    member: GroupMember, tensor: torch.Tensor, source: int, tag: int, layout: str, entered: CollectivePart
 ) -> int:
-    world, offer = end.world, torch.empty(NOTE, dtype=torch.uint8, device=end.notes_on)
+    world, offer = member.world, torch.empty(NOTE, dtype=torch.uint8, device=member.notes_device)
     first = _FIRST + _EACH * tag
     with entered:
-        sender = _receive_message(end, offer, source, first + _OFFER)
+        sender = _receive_message(member, offer, source, first + _OFFER)
         if source == _ANY:  # recorded so far as a receive from any rank
-            entered.becomes(end.between(sender, world.rank, tensor, tag))
+            entered.adopt_identity(member.make_transfer_part(sender, world.rank, tensor, tag))
         there = read_note(offer)
-        differs = f"{world.named(sender)} sends {there}, but {world.named(world.rank)} receives {layout}"
+        differs = f"{world.rank_label(sender)} sends {there}, but {world.rank_label(world.rank)} receives {layout}"
         answer = write_note(_FITS if layout == there else differs)
-        _send_message(end, answer.to(end.notes_on), sender, first + _ANSWER)
+        _send_message(member, answer.to(member.notes_device), sender, first + _ANSWER)
         if layout != there:
             raise CollectiveError(differs)
-        _receive_message(end, tensor, sender, first + _DATA)
+        _receive_message(member, tensor, sender, first + _DATA)
     return sender
 
 
-def _send_message(end: GroupMember, tensor: torch.Tensor, to: int, tag: int) -> None:
+def _send_message(member: GroupMember, tensor: torch.Tensor, to: int, tag: int) -> None:
     """Send one message of torch."""
-    c10d.send(flat(tensor), group=end.group, tag=tag, group_dst=end.place_of(to))
+    c10d.send(contiguous_view(tensor), group=member.group, tag=tag, group_dst=member.group_rank_of(to))
 
 
-def _receive_message(end: GroupMember, tensor: torch.Tensor, source: int, tag: int) -> int:
+def _receive_message(member: GroupMember, tensor: torch.Tensor, source: int, tag: int) -> int:
     """Receive one message of torch, and return the rank that has sent it."""
-    place = None if source == _ANY else end.place_of(source)
-    work: Any = c10d.irecv(flat(tensor), group=end.group, tag=tag, group_src=place)
+    place = None if source == _ANY else member.group_rank_of(source)
+    work: Any = c10d.irecv(contiguous_view(tensor), group=member.group, tag=tag, group_src=place)
     work.wait()
-    return end.ranks[work._source_rank()] if place is None else source
+    return member.ranks[work._source_rank()] if place is None else source

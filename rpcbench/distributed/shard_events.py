@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from rpcbench.base.ids import Row, Table
 from rpcbench.base.sources import ipython_shell
-from rpcbench.distributed.parameter_shards import FoundParameter, bytes_of, read_model, tensor_of
+from rpcbench.distributed.parameter_shards import FoundParameter, local_bytes, read_model, source_tensor
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import Bystander, EventLog
@@ -58,15 +58,15 @@ class ShardRow:
             "shape": list(piece.shape), "offset": list(piece.region.offset), "size": list(piece.region.size),
             "gathered": None if piece.gathered is None else [list(part) for part in piece.gathered],
             "dtype": piece.dtype, "placements": list(piece.placements), "over": list(mesh.names) if mesh else [],
-            "device": piece.device, "trainable": piece.trainable, "bytes": piece.bytes, "whole": piece.whole_bytes,
+            "device": piece.device, "trainable": piece.trainable, "bytes": piece.held_bytes, "whole": piece.whole_bytes,
         }  # fmt: skip
 
     @property
     def tensor(self) -> Tensor | None:
         source = self.source()
-        return None if source is None else tensor_of(source)
+        return None if source is None else source_tensor(source)
 
-    def row(self) -> Row:
+    def shard_row(self) -> Row:
         return {**self.fixed, "gradient": self.gradient, "state": self.state}
 
 
@@ -102,12 +102,12 @@ class WatchedModel:
             self._undo.append(hook.remove)
         self.read_gradients()
 
-    def end(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove all hooks."""
         while self._undo:
             self._undo.pop()()
 
-    def row(self) -> Row:
+    def model_row(self) -> Row:
         return {
             **self._fixed, "steps": self.steps, "gathered": self._extra_bytes, "most": self._most,
             "groups": [list(group) for group in self._groups],
@@ -148,13 +148,13 @@ class WatchedModel:
 
     def _report_model(self) -> None:
         if self._bus.listening:
-            self._bus.note("ModelChanged", "models", self.key, self.row)
+            self._bus.record_change("ModelChanged", "models", self.key, self.model_row)
 
-    def tell(self) -> None:
+    def report_rows(self) -> None:
         """Report all rows."""
         self._report_model()
         for row in self.rows:
-            self._bus.note("ShardChanged", "shards", row.key, row.row)
+            self._bus.record_change("ShardChanged", "shards", row.key, row.shard_row)
 
     # -- gradients
     def _gradient_accumulated(self, _parameter: Tensor) -> None:
@@ -173,26 +173,26 @@ class WatchedModel:
         for row in self.rows:
             if (tensor := row.tensor) is not None:
                 gradient = tensor.grad
-                size = 0 if gradient is None else bytes_of(gradient)
+                size = 0 if gradient is None else local_bytes(gradient)
                 if size != row.gradient:
                     row.gradient = size
-                    self._bus.note("ShardChanged", "shards", row.key, row.row)
+                    self._bus.record_change("ShardChanged", "shards", row.key, row.shard_row)
 
     # -- optimizers
-    def about_to_step(self, optimizer: Optimizer) -> None:
+    def before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Measure the gradients that an optimizer of this model is about to use."""
         if self._bus.listening and optimizer in self._states:
             self.read_gradients()
 
-    def stepped(self, optimizer: Optimizer) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Count a step of an optimizer that has parameters of this model, and measure its new states."""
         if self._states.get(optimizer) != len(optimizer.state):  # it makes a state in the first step of a parameter
-            self.measure(optimizer)
+            self.measure_states(optimizer)
         if optimizer in self._states:
             self.steps += 1
             self._report_model()
 
-    def measure(self, optimizer: Optimizer) -> None:
+    def measure_states(self, optimizer: Optimizer) -> None:
         """Measure the states that an optimizer has for parameters of this model; remember it if it has any of them."""
         by_tensor = {id(row.tensor): row for row in self.rows}  # anew: `fully_shard` may have replaced parameters
         for parameter in _iterate_parameters(optimizer):
@@ -200,8 +200,8 @@ class WatchedModel:
                 continue
             self._states[optimizer] = len(optimizer.state)
             values = optimizer.state[parameter].values() if parameter in optimizer.state else ()
-            row.state = sum(bytes_of(one) for one in values if isinstance(one, Tensor))
-            self._bus.note("ShardChanged", "shards", row.key, row.row)
+            row.state = sum(local_bytes(one) for one in values if isinstance(one, Tensor))
+            self._bus.record_change("ShardChanged", "shards", row.key, row.shard_row)
 
 
 def _restore_methods(ref: weakref.ref[Any]) -> None:
@@ -232,10 +232,12 @@ class ShardEvents:
         self._unhook: list[Callable[[], object]] = []  # end the hooks on all optimizers
         self._freed: SimpleQueue[str] = SimpleQueue()  # keys of models that have been freed: finalizers take no lock
         self._shell: Any = None  # IPython's, whose cells are followed
-        self._bus.register("models", self.models)
-        self._bus.register("shards", self.shards)
+        self._bus.register_table("models", self.models_table)
+        self._bus.register_table("shards", self.shards_table)
 
-    def watch(self, model: nn.Module, name: str, optimizer: Optimizer | None = None, stage: int | None = None) -> None:
+    def begin_watch(
+        self, model: nn.Module, name: str, optimizer: Optimizer | None = None, stage: int | None = None
+    ) -> None:
         """Watch a model; see `watch_model`. On a thread of the program."""
         self._drop_freed()
         key = name if stage is None else f"{name} {stage}"
@@ -252,16 +254,16 @@ class ShardEvents:
             watched = known[1]
             watched.read_gradients()
         for one in self._find_optimizers() if optimizer is None else [optimizer]:
-            watched.measure(one)
-        watched.tell()
+            watched.measure_states(one)
+        watched.report_rows()
 
-    def models(self) -> Table:
+    def models_table(self) -> Table:
         self._drop_freed()
-        return {watched.key: watched.row() for watched in self._watched_models()}
+        return {watched.key: watched.model_row() for watched in self._watched_models()}
 
-    def shards(self) -> Table:
+    def shards_table(self) -> Table:
         self._drop_freed()
-        return {row.key: row.row() for watched in self._watched_models() for row in watched.rows}
+        return {row.key: row.shard_row() for watched in self._watched_models() for row in watched.rows}
 
     def _watched_models(self) -> list[WatchedModel]:
         with self._lock:
@@ -282,10 +284,10 @@ class ShardEvents:
             last = not self._watched
         if entry is None:
             return
-        entry[1].end()
+        entry[1].remove_hooks()
         for row in entry[1].rows:
-            self._bus.note("ShardForgotten", "shards", row.key, _no_row)
-        self._bus.note("ModelForgotten", "models", key, _no_row)
+            self._bus.record_change("ShardForgotten", "shards", row.key, _no_row)
+        self._bus.record_change("ModelForgotten", "models", key, _no_row)
         while last and self._unhook:
             self._unhook.pop()()
 
@@ -312,12 +314,12 @@ class ShardEvents:
     @_BYSTANDER
     def _about_to_step(self, optimizer: Optimizer, _args: object, _keys: object) -> None:
         for watched in self._watched_models():
-            watched.about_to_step(optimizer)
+            watched.before_optimizer_step(optimizer)
 
     @_BYSTANDER
     def _optimizer_stepped(self, optimizer: Optimizer, _args: object, _keys: object) -> None:
         for watched in self._watched_models():
-            watched.stepped(optimizer)
+            watched.optimizer_stepped(optimizer)
 
     @_BYSTANDER
     def _cell_ended(self, *_: object) -> None:
@@ -356,7 +358,7 @@ def watch_model(model: Any, name: str = "model", optimizer: Optimizer | None = N
         raise TypeError(f"watch_model watches an nn.Module or a stage of one, not a {type(model).__name__}")
     if not name or "/" in name:
         raise ValueError(f"a watched model has a name without a slash, not {name!r}")
-    current.current().part(ShardEvents).watch(model, name, optimizer, stage)
+    current.current_agent().part(ShardEvents).begin_watch(model, name, optimizer, stage)
 
 
 def watch_variable(name: str) -> str:

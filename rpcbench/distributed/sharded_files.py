@@ -31,7 +31,7 @@ import torch
 import torch.distributed as c10d
 
 from rpcbench.base import files
-from rpcbench.base.errors import CollectiveError, counted
+from rpcbench.base.errors import CollectiveError, count_noun
 from rpcbench.distributed import groups
 from rpcbench.distributed.comparison import run_collective
 from rpcbench.distributed.groups import GroupMember
@@ -66,16 +66,20 @@ def save_sharded(model: torch.nn.Module, path: str | Path, optimizer: torch.opti
     """
     folder, ranks = Path(path).resolve(), Ranks()
     state, _ = _state_of(model, optimizer)
-    ranks.agree(f"save_sharded('{folder}', {_model_digest(state)})", _place_fault(folder) or _meta_fault(state))
+    ranks.check_agreement(
+        f"save_sharded('{folder}', {_model_digest(state)})", _place_fault(folder) or _meta_fault(state)
+    )
     draft = _sibling_path(folder, "draft")
     try:
-        ranks.agree("save_sharded: folder", ranks.first(lambda: _make_folder(draft)))
+        ranks.check_agreement("save_sharded: folder", ranks.run_on_first_rank(lambda: _make_folder(draft)))
         unseen = "" if draft.is_dir() else f"does not see {draft}, which rank 0 has made: all ranks must reach the path"
-        ranks.agree("save_sharded: folder seen", unseen)
-        ranks.run("save_sharded: write", lambda: _write_state(state, draft, ranks.alone))
-        ranks.agree("save_sharded: replace", ranks.first(lambda: _replace_checkpoint(folder, draft)))
+        ranks.check_agreement("save_sharded: folder seen", unseen)
+        ranks.run_on_all_ranks("save_sharded: write", lambda: _write_state(state, draft, ranks.is_alone))
+        ranks.check_agreement(
+            "save_sharded: replace", ranks.run_on_first_rank(lambda: _replace_checkpoint(folder, draft))
+        )
     except BaseException:  # Ctrl-C, too, leaves no draft
-        ranks.first(lambda: shutil.rmtree(draft, ignore_errors=True))
+        ranks.run_on_first_rank(lambda: shutil.rmtree(draft, ignore_errors=True))
         raise
 
 
@@ -101,9 +105,9 @@ def load_sharded(model: torch.nn.Module, path: str | Path, optimizer: torch.opti
     folder, ranks = Path(path).resolve(), Ranks()
     own, defaults = _state_of(model, optimizer)
     read, fault = _state_to_read(own, folder, defaults)
-    ranks.agree(f"load_sharded('{folder}', {_model_digest(own)})", fault or _meta_fault(own))
-    ranks.run("load_sharded: read", lambda: _read_state(read, folder, ranks.alone))
-    ranks.agree("load_sharded: compare", _groups_fault(read, own, folder))
+    ranks.check_agreement(f"load_sharded('{folder}', {_model_digest(own)})", fault or _meta_fault(own))
+    ranks.run_on_all_ranks("load_sharded: read", lambda: _read_state(read, folder, ranks.is_alone))
+    ranks.check_agreement("load_sharded: compare", _groups_fault(read, own, folder))
     if optimizer is not None:
         # not strict: a parameter that never had a gradient has no state
         loose = state_dict.StateDictOptions(strict=False)
@@ -116,27 +120,27 @@ class Ranks:
 
     def __init__(self) -> None:
         there = groups.has_world() or c10d.is_initialized()
-        self._end: GroupMember | None = groups.member(None) if there else None  # raises where the world is broken
+        self._end: GroupMember | None = groups.member_of(None) if there else None  # raises where the world is broken
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         return self._end is None
 
-    def agree(self, call: str, fault: str) -> None:
+    def check_agreement(self, call: str, fault: str) -> None:
         """Raise CollectiveError on all ranks if their calls differ, or any has a fault."""
         faults = [fault]
-        if (end := self._end) is not None:
-            faults = [""] * len(end.ranks)
-            run_collective(end, call, [], lambda: c10d.all_gather_object(faults, fault, end.group))
+        if (member := self._end) is not None:
+            faults = [""] * len(member.ranks)
+            run_collective(member, call, [], lambda: c10d.all_gather_object(faults, fault, member.group))
         if not any(faults):
             return
         if len(set(faults)) == 1:  # told once, as it is the same for all
             raise CollectiveError(faults[0])
-        told = (f"{self._name_of_rank(rank)}: {each}" for rank, each in enumerate(faults) if each)
-        raise CollectiveError("; ".join(told))
+        rank_faults = (f"{self._name_of_rank(rank)}: {each}" for rank, each in enumerate(faults) if each)
+        raise CollectiveError("; ".join(rank_faults))
 
-    def first(self, job: Callable[[], object]) -> str:
-        """Run a job on rank 0. Returns its fault there, for `agree`; empty on all others."""
+    def run_on_first_rank(self, job: Callable[[], object]) -> str:
+        """Run a job on rank 0. Returns its fault there, for `check_agreement`; empty on all others."""
         if self._end is not None and self._end.world.rank != 0:
             return ""
         try:
@@ -145,10 +149,10 @@ class Ranks:
             return str(error)
         return ""
 
-    def run(self, what: str, job: Callable[[], None]) -> None:
+    def run_on_all_ranks(self, what: str, job: Callable[[], None]) -> None:
         """Run a job of torch.distributed.checkpoint on all ranks. CollectiveError where it fails on any."""
 
-        def shared() -> None:
+        def run_shared_job() -> None:
             from torch.distributed.checkpoint.api import CheckpointException
 
             try:
@@ -159,12 +163,12 @@ class Ranks:
                 raise CollectiveError(f"{what} failed on {who}: {type(cause).__name__}: {cause}") from None
 
         if self._end is None:
-            shared()
+            run_shared_job()
         else:
-            self._end.carry(shared, what)
+            self._end.run_job(run_shared_job, what)
 
     def _name_of_rank(self, rank: int) -> str:
-        return "this process" if self._end is None else self._end.world.named(self._end.ranks[rank])
+        return "this process" if self._end is None else self._end.world.rank_label(self._end.ranks[rank])
 
 
 # -- the state of this rank
@@ -209,7 +213,7 @@ def _model_digest(state: State) -> str:
     model = state["model"]
     layout = sorted((name, str(getattr(each, "dtype", "")), _shape_of_value(each)) for name, each in model.items())
     digest = hashlib.blake2b(repr(layout).encode(), digest_size=4).hexdigest()
-    return f"{counted(len(model), 'tensor')} #{digest}{', optimizer' if 'optim' in state else ''}"
+    return f"{count_noun(len(model), 'tensor')} #{digest}{', optimizer' if 'optim' in state else ''}"
 
 
 def _shape_of_value(value: object) -> tuple[int, ...]:
@@ -285,9 +289,9 @@ def _replace_checkpoint(folder: Path, draft: Path) -> None:
     if folder.exists():
         if old.exists():  # of a save that was killed after its draft got its name
             shutil.rmtree(old)
-        files.rename(folder, old)
+        files.rename_draft(folder, old)
     try:
-        files.rename(draft, folder)
+        files.rename_draft(draft, folder)
     except OSError:
         if old.exists():
             old.rename(folder)
@@ -354,9 +358,13 @@ def _model_fault(metadata: Metadata, own: Mapping[str, Any], folder: Path) -> st
     besides = [name for name in there if name not in own]
     shapes = [(name, there[name], _shape_of_value(each)) for name, each in own.items() if name in there]
     other = [f"{name} {found}, not {wanted}" for name, found, wanted in shapes if found != wanted]
-    told = [f"{words} {_format_few(names)}" for words, names in
+    differences = [f"{words} {_format_few(names)}" for words, names in
             (("it lacks", lacks), ("it has besides", besides), ("of another shape are", other)) if names]  # fmt: skip
-    return f"{folder} is a checkpoint of another model: {'; '.join(told)}. Nothing was loaded" if told else ""
+    return (
+        f"{folder} is a checkpoint of another model: {'; '.join(differences)}. Nothing was loaded"
+        if differences
+        else ""
+    )
 
 
 def _optimizer_to_read(metadata: Metadata, own: State, defaults: set[str], folder: Path) -> tuple[State, str]:
@@ -372,14 +380,14 @@ def _optimizer_to_read(metadata: Metadata, own: State, defaults: set[str], folde
     if not options:
         return {}, f"{folder} has no state of an optimizer: it was saved without one"
     if sorted(options) != [*range(len(own["param_groups"]))]:
-        mine, its = len(own["param_groups"]), counted(len(options), "group")
+        mine, its = len(own["param_groups"]), count_noun(len(options), "group")
         return {}, f"{folder} has {its} of parameters, but the optimizer here has {mine}. Nothing was loaded"
     lacks = [f"the option {key}" for each in options.values() for key in sorted(defaults - each.keys())]
     kept = {name: each.keys() ^ own["state"].get(name, {}).keys() for name, each in states.items()}
     differ = [f"{key} of {name}" for name, keys in kept.items() for key in sorted(keys)]
     if lacks or differ:
-        told = f"only one of the two has {_format_few([*lacks, *differ])}"
-        return {}, f"{folder} has the state of another optimizer: {told}. Nothing was loaded"
+        difference = f"only one of the two has {_format_few([*lacks, *differ])}"
+        return {}, f"{folder} has the state of another optimizer: {difference}. Nothing was loaded"
     return {"state": states, "param_groups": [options[number] for number in sorted(options)]}, ""
 
 

@@ -25,7 +25,7 @@ from torch.distributed import DistError
 from rpcbench.base.conditions import Condition
 from rpcbench.base.config import RANK_NAMES, STORE_PORT
 from rpcbench.base.errors import CollectiveError, RpcTimeoutError
-from rpcbench.transport.hosts import is_here
+from rpcbench.transport.hosts import is_this_host
 
 _REQUEST_TIMEOUT = timedelta(seconds=20)
 """The timeout of one request to the store."""
@@ -49,12 +49,12 @@ class InitMethod:
     generation: str = ""  # of the cluster, see `launch.ranks`
 
 
-def read(method: str, rank: int, world_size: int) -> InitMethod:
+def parse_init_method(method: str, rank: int, world_size: int) -> InitMethod:
     """Parse `env://`, `tcp://host:port` or `file:///path`. Raises CollectiveError for others and for missing parts."""
     return _parse_and_check(lambda: _parse_method(method, rank, world_size), method)
 
 
-def given(store: Store, rank: int, world_size: int) -> InitMethod:
+def init_method_of_store(store: Store, rank: int, world_size: int) -> InitMethod:
     """Return the place of a store that the program has given. Raises CollectiveError without its number of ranks."""
     return _parse_and_check(lambda: InitMethod(rank=rank, world_size=world_size, store=store), "store")
 
@@ -110,7 +110,7 @@ def _parse_environment(rank: int, world_size: int) -> InitMethod:
     names = rank_names()
     return InitMethod(
         "", os.environ["MASTER_ADDR"], int(port), rank, world_size, hosts_store,
-        names=names if len(names) == world_size else (), generation=generation(),
+        names=names if len(names) == world_size else (), generation=cluster_generation(),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def rank_names() -> tuple[str, ...]:
     return tuple(os.environ.get(RANK_NAMES, "").split(","))
 
 
-def generation() -> str:
+def cluster_generation() -> str:
     """Return the generation of the cluster, as a text that differs between any two; empty on other processes."""
     return os.environ.get(STORE_PORT, "")
 
@@ -141,7 +141,7 @@ def _parse_address(method: str, host: str, port: int, rank: int, world_size: int
             "address of rank 0 (ranks without a number still get one), or file:///PATH of a file that all reach"
         )
     # Several ranks without a number on one host: the first that binds the port hosts the store.
-    hosts_store = is_here(host) and rank in (-1, 0)
+    hosts_store = is_this_host(host) and rank in (-1, 0)
     return InitMethod("", host, port, rank, world_size, None if hosts_store and rank < 0 else hosts_store)
 
 
@@ -168,8 +168,8 @@ def store_at(place: InitMethod, seconds: float, check: Callable[[], object] = la
     return _stores[at]
 
 
-def opened_at(address: str) -> int:
-    """Host a store at a free port of this address until `forget`, and return the port."""
+def host_store_at(address: str) -> int:
+    """Host a store at a free port of this address until `forget_store`, and return the port."""
     store = _host_store(InitMethod(address=address, hosts_store=True))
     assert isinstance(store, TCPStore)
     _stores[address, store.port] = store
@@ -185,7 +185,7 @@ def _is_alive(store: Store) -> bool:
     return True
 
 
-def forget(address: str, port: int) -> None:
+def forget_store(address: str, port: int) -> None:
     """Release a store that no later world will use."""
     _stores.pop((address, port), None)
 

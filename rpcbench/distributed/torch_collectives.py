@@ -50,9 +50,9 @@ from torch.distributed import distributed_c10d
 from rpcbench.base.conditions import Event
 from rpcbench.distributed import groups
 from rpcbench.distributed.call_sites import calling_site
-from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents, CollectivePart, operations
+from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents, CollectivePart, count_operations
 from rpcbench.distributed.flight_records import FlightEntry, flight_record, is_completed
-from rpcbench.distributed.torch_worlds import met_in
+from rpcbench.distributed.torch_worlds import rendezvous_of_group
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import Bystander
 from rpcbench.runtime.handles import tensor_bytes
@@ -81,10 +81,10 @@ class OpLabel(NamedTuple):
     root: int | None  # as a rank of the world
 
     def __str__(self) -> str:
-        told = [] if self.reduce_op is None else [_REDUCE_OPS[self.reduce_op.op()]]
+        arguments = [] if self.reduce_op is None else [_REDUCE_OPS[self.reduce_op.op()]]
         if self.root is not None:
-            told.append(f"{self.op.side}={self.root}")
-        return f"{self.op.name}({', '.join(told)})" if told else self.op.name
+            arguments.append(f"{self.op.side}={self.root}")
+        return f"{self.op.name}({', '.join(arguments)})" if arguments else self.op.name
 
 
 class Layouts(tuple[tuple[torch.dtype, torch.Size], ...]):
@@ -143,7 +143,7 @@ class WatchedGroup:
     is_gloo: bool
     lock: threading.RLock = field(default_factory=threading.RLock)  # from an operation's begin until it has its number
     transfers: int | None = None  # of this rank so far; None: not known since the watch began
-    ways: Counter[str] = field(default_factory=Counter)  # transfers since the watch began, by direction
+    transfer_counts: Counter[str] = field(default_factory=Counter)  # transfers since the watch began, by direction
 
 
 @dataclass(slots=True)
@@ -167,11 +167,11 @@ class Probe:
         self._cover: Any = None  # hides them, while no member is watched
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether collectives of torch pass the kernels now."""
         return self._library is not None and self._cover is None
 
-    def set(self, reports: TorchCollectives, on: bool) -> None:
+    def set_reporting(self, reports: TorchCollectives, on: bool) -> None:
         """Begin or end to report to one member's table."""
         with self._lock:
             self._watched = [each for each in self._watched if each is not reports] + [reports] * on
@@ -201,7 +201,7 @@ class Probe:
         def kernel(keys: Any, *args: Any, **options: Any) -> Any:
             go = partial(op.redispatch, keys & rest, *args, **options)
             watched = self._watched[-1:]
-            return watched[0].seen(name, args, go) if watched else go()
+            return watched[0].run_and_record(name, args, go) if watched else go()
 
         return kernel
 
@@ -233,7 +233,7 @@ class TorchCollectives:
         ] = {}  # part → whether it has ended: torch reports none
         self._wake = Event()  # there are such parts
         self._poller: threading.Thread | None = None
-        agent.hooks.on_end.append(lambda: PROBE.set(self, on=False))
+        agent.hooks.on_end.append(lambda: PROBE.set_reporting(self, on=False))
 
     # -- the watch
     def watch_changed(self) -> None:
@@ -246,7 +246,9 @@ class TorchCollectives:
             before = self._groups
             if on:
                 self._groups = {}  # before the kernel runs, which then waits for the lock to find its group
-            PROBE.set(self, on)  # before the rest: so no collective falls between the flight recorder and the kernel
+            PROBE.set_reporting(
+                self, on
+            )  # before the rest: so no collective falls between the flight recorder and the kernel
             if on:
                 with self._bystander:
                     self._begin_watch(before)
@@ -259,14 +261,14 @@ class TorchCollectives:
             self._start_poller()
         self._record = {}
         for group in filter(None, before.values()):
-            for way in group.ways:
-                self._event_table.forget(f"{group.scope}.{way}")
+            for direction in group.transfer_counts:
+                self._event_table.drop_ended_parts(f"{group.scope}.{direction}")
         if not c10d.is_initialized() or not self._update_world():
             return
         entries = self._of_this_world(flight_record())
         self._record = {entry.group: entry for entry in entries}
         self._backends.update((entry.group, entry.backend) for entry in entries)
-        own = {(group, n) for group, first, last in OWN_CALLS.ranges() for n in range(first, last + 1)}
+        own = {(group, n) for group, first, last in OWN_CALLS.call_ranges() for n in range(first, last + 1)}
         for entry in entries:
             if (entry.group, entry.op_id) not in own:
                 self._add_recorded_entry(entry)
@@ -275,7 +277,7 @@ class TorchCollectives:
         """Return the entries of groups that exist: those of an earlier world have the same names and numbers."""
         latest = {entry.group: entry for entry in entries}  # oldest first
         known = {name: group for name in latest if (group := self._find_group(name)) is not None}
-        there = {name for name, group in known.items() if latest[name].op_id <= operations(group.backend)}
+        there = {name for name, group in known.items() if latest[name].op_id <= count_operations(group.backend)}
         return [each for each in entries if each.group in there and each.backend == latest[each.group].backend]
 
     def _add_recorded_entry(self, entry: FlightEntry) -> None:
@@ -287,11 +289,11 @@ class TorchCollectives:
         part = CollectivePart(
             group.scope, entry.number, group.label, entry.op, group.members, entry.shape, entry.size
         )  # fmt: skip
-        self._event_table.enter(part, entry.begin)
+        self._event_table.record_entry(part, entry.begin)
         if entry.runs:
             self._poll_for_end(part, partial(is_completed, entry.backend, entry.op_id))
         else:
-            self._event_table.leave(part, failed=False, end=entry.begin)
+            self._event_table.record_end(part, failed=False, end=entry.begin)
 
     # -- the world and its groups
     def _update_world(self) -> bool:
@@ -299,7 +301,7 @@ class TorchCollectives:
         world = distributed_c10d._get_default_group() if c10d.is_initialized() else None
         if world is not self._world:
             if self._token:
-                self._event_table.abandon(self._token)
+                self._event_table.fail_running_parts(self._token)
             self._world, self._groups, self._record, self._recorded, self._backends = world, {}, {}, {}, {}
             self._token, self._names = "", ()
             if world is not None:
@@ -308,10 +310,10 @@ class TorchCollectives:
 
     def _take_over(self, world: c10d.ProcessGroup) -> None:
         """Find the token of torch's present world, and the names of its ranks."""
-        if (ours := groups.world_of(world)) is not None:
+        if (ours := groups.world_of_group(world)) is not None:
             token, ranks = ours.token, ours.ranks
         else:
-            met = met_in(world, _STORE_SECONDS)
+            met = rendezvous_of_group(world, _STORE_SECONDS)
             token, ranks = met.store.compare_set("token", "", secrets.token_hex(8)).decode(), met.ranks
         self._token, self._names = f"{token}.torch", tuple(who.name for who in ranks)
 
@@ -326,7 +328,7 @@ class TorchCollectives:
     def _watched_group(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup | None:
         try:
             backend: Any = group._get_backend(torch.device(device))
-            operations(backend)
+            count_operations(backend)
         except RuntimeError:  # none for this type of device, or one that does not count, as torch's "fake"
             return None
         for other in self._groups.values():
@@ -344,7 +346,7 @@ class TorchCollectives:
         return made
 
     # -- operations
-    def seen(self, name: str, args: Sequence[Any], go: Callable[[], Any]) -> Any:
+    def run_and_record(self, name: str, args: Sequence[Any], go: Callable[[], Any]) -> Any:
         """Run an operator of torch once, and record it unless it is this package's own."""
         seen = SeenOperation(name, args)
         with contextlib.ExitStack() as locks:
@@ -376,14 +378,14 @@ class TorchCollectives:
             seen.group, seen.before = group, self._count_operations(group)
             if seen.name != "monitored_barrier_":  # returns when all have come, so no lock may be held
                 locks.enter_context(group.lock)
-            if not OWN_CALLS.active:
+            if not OWN_CALLS.is_active:
                 seen.part = self._make_part(seen, group)
-                self._event_table.enter(seen.part)
+                self._event_table.record_entry(seen.part)
 
     @staticmethod
     def _record_failure(seen: SeenOperation) -> None:
         if seen.part is not None:
-            seen.part.leave(failed=True)
+            seen.part.record_end(failed=True)
 
     @staticmethod
     def _count_transfers(seen: SeenOperation) -> None:
@@ -391,7 +393,7 @@ class TorchCollectives:
         if (group := seen.group) is not None and seen.name in _TRANSFERS:
             with group.lock:
                 assert group.transfers is not None
-                group.transfers += operations(group.backend) - seen.before
+                group.transfers += count_operations(group.backend) - seen.before
 
     def _group_of_operation(self, group: c10d.ProcessGroup, device: str) -> WatchedGroup | None:
         """Return the group of an operation, if it is one of the program's."""
@@ -403,7 +405,7 @@ class TorchCollectives:
 
     def _count_operations(self, group: WatchedGroup) -> int:
         """Return the backend's count of operations so far, and find this rank's transfers among them."""
-        count = operations(group.backend)
+        count = count_operations(group.backend)
         if group.transfers is None:
             with self._lock:  # the flight recorder has been read when a watch has begun
                 last = self._record.get(group.name)
@@ -418,8 +420,8 @@ class TorchCollectives:
         shape = Layouts((each.dtype, each.shape) for each in tensors)
         size = sum(map(tensor_bytes, tensors))
         if name == "monitored_barrier_":
-            group.ways[op.name] += 1
-            scope, number = f"{group.scope}.{op.name}", group.ways[op.name]
+            group.transfer_counts[op.name] += 1
+            scope, number = f"{group.scope}.{op.name}", group.transfer_counts[op.name]
             return CollectivePart(scope, number, group.label, op.name, group.members, site=calling_site())
         if name in _TRANSFERS:
             return self._make_transfer(group, op, args, shape, size)
@@ -437,16 +439,18 @@ class TorchCollectives:
         me = self._world.rank()
         pair: tuple[int, ...]
         if op.root is None:
-            way, pair = f">{me}", (me,)
+            direction, pair = f">{me}", (me,)
         else:
             peer = group.ranks[args[op.root]]
             pair = (me, peer) if op.name == "send" else (peer, me)
-            way = f"{pair[0]}>{pair[1]}.{args[3]}"  # by tag, within which transfers keep their order
+            direction = f"{pair[0]}>{pair[1]}.{args[3]}"  # by tag, within which transfers keep their order
         ends = tuple(group.members[group.ranks.index(rank)] for rank in pair)
-        group.ways[way] += 1
+        group.transfer_counts[direction] += 1
         name = op.name if op.root is None else "send"
-        scope = f"{group.scope}.{way}"
-        return CollectivePart(scope, group.ways[way], group.label, name, ends, shape, size, calling_site())
+        scope = f"{group.scope}.{direction}"
+        return CollectivePart(
+            scope, group.transfer_counts[direction], group.label, name, ends, shape, size, calling_site()
+        )
 
     # -- ends
     def _follow_operation(self, seen: SeenOperation, result: Any) -> None:
@@ -462,7 +466,7 @@ class TorchCollectives:
 
     def _record_unknown_end(self, part: CollectivePart) -> None:
         """Record a part as ended at a time that is not known, after an error of the recording."""
-        self._event_table.leave(part, failed=False, end=part.begin)
+        self._event_table.record_end(part, failed=False, end=part.begin)
 
     def _follow_work(self, part: CollectivePart, group: WatchedGroup, seen: SeenOperation, result: Any) -> None:
         name = seen.name
@@ -470,7 +474,7 @@ class TorchCollectives:
         if name != "monitored_barrier_":  # which has returned when it has ended
             work = Work.unbox(result[-1] if isinstance(result, tuple) else result)
         if work is None:  # NCCL gives none for a part of a batch of transfers
-            part.leave()
+            part.record_end()
         elif not group.is_gloo or name not in _WITHOUT_FUTURE:
             work.get_future().add_done_callback(partial(self._operation_ended, part))
         elif name in _TRANSFERS:
@@ -487,9 +491,9 @@ class TorchCollectives:
             try:
                 future.value()
             except RuntimeError:
-                part.leave(failed=True)
+                part.record_end(failed=True)
             else:
-                part.leave()
+                part.record_end()
 
     def _backend_of(self, group: WatchedGroup) -> str:
         """Return the flight recorder's name of a group's backend, in which a collective has just begun."""
@@ -536,7 +540,7 @@ class TorchCollectives:
             raise
         if over:
             del self._polled_parts[part]
-            part.leave()
+            part.record_end()
 
 
 def _first_tensor(tensors: Any) -> torch.Tensor | None:

@@ -39,15 +39,15 @@ class TorchWorld(World):
     keeps_groups = False
 
     def __init__(self, group: c10d.ProcessGroup) -> None:
-        super().__init__(met_in(group), backend_of(group), _SHARE * _torch_seconds(group))
-        self.store.set(f"here/{self.rank}", json.dumps(asdict(RankProcess.here())))
+        super().__init__(rendezvous_of_group(group), backend_of(group), _SHARE * _torch_seconds(group))
+        self.store.set(f"here/{self.rank}", json.dumps(asdict(RankProcess.of_this_process())))
 
-    def named(self, rank: int) -> str:
-        return _rank_name(rank) if self.ranks[rank].name == _rank_name(rank) else super().named(rank)
+    def rank_label(self, rank: int) -> str:
+        return _rank_name(rank) if self.ranks[rank].name == _rank_name(rank) else super().rank_label(rank)
 
-    def gone(self) -> list[int]:
+    def ended_ranks(self) -> list[int]:
         self._find_processes()
-        return super().gone()
+        return super().ended_ranks()
 
     def _find_processes(self) -> None:
         """Read which processes the ranks are, of those that have taken over this world, too."""
@@ -69,16 +69,16 @@ class HandMadeWorld(World):
         seconds = _SHARE * _torch_seconds(group)
         super().__init__(RendezvousResult(HashStore(), me, ranks), group.name(), seconds)
         self._group = weakref.ref(group)
-        self.told = CollectiveEvents()  # seen by nobody, as no two ranks have one token
+        self.collective_events = CollectiveEvents()  # seen by nobody, as no two ranks have one token
 
-    def named(self, rank: int) -> str:
+    def rank_label(self, rank: int) -> str:
         return f"rank {rank}"
 
     def torch_groups(self) -> list[Any]:
         return [] if (group := self._group()) is None else [group]
 
 
-def met_in(group: c10d.ProcessGroup, timeout: timedelta | None = None) -> RendezvousResult:
+def rendezvous_of_group(group: c10d.ProcessGroup, timeout: timedelta | None = None) -> RendezvousResult:
     """Return what is known of the meeting of the ranks of torch's default group.
 
     Its store is of this world alone. A rank that nothing is known of is called `rank 1`.
@@ -115,7 +115,8 @@ def _nonce_of_world(store: Store, group: c10d.ProcessGroup) -> str:
 
 
 def _met_ranks(store: Any, size: int) -> tuple[RankProcess, ...]:
-    """Return the processes of the ranks that have met at a store of torch's as `world.meet` lets them; else none."""
+    """Return the processes of the ranks that have met at a store of torch's as `world.meet_all_ranks` lets them; else
+    none."""
     while isinstance(store, PrefixStore):  # torch has put the store of their round under prefixes of its own
         store = store.underlying_store
         if has_met(store, size):
@@ -125,7 +126,7 @@ def _met_ranks(store: Any, size: int) -> tuple[RankProcess, ...]:
 
 def _cluster_ranks(me: int, size: int) -> tuple[RankProcess, ...]:
     """Return the workers of the cluster, where this world may be that of all of them; else ranks without names."""
-    agent, names = current.find(), stores.rank_names()
+    agent, names = current.find_current(), stores.rank_names()
     if agent is None or len(names) != size or names[me] != agent.name:
         names = tuple(map(_rank_name, range(size)))
     return tuple(RankProcess(name, "", 0) for name in names)

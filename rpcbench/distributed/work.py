@@ -21,7 +21,7 @@ from torch.autograd.profiler import record_function
 from torch.futures import Future
 
 from rpcbench.base.errors import CollectiveError
-from rpcbench.distributed.arguments import seconds_of
+from rpcbench.distributed.arguments import timeout_seconds
 from rpcbench.distributed.executor import Pending
 from rpcbench.distributed.world import Wait, World
 from rpcbench.runtime import current
@@ -59,10 +59,10 @@ class Work:
             RpcTimeoutError: A rank has not come in time.
             WorkerLostError: A rank has ended.
         """
-        limit = seconds_of(timeout)
+        limit = timeout_seconds(timeout)
         wait = self._wait if limit is None else replace(self._wait, seconds=limit)
         with self._shown_to_profiler():
-            return self._world.finish(self._pending, wait)
+            return self._world.wait_for_result(self._pending, wait)
 
     def synchronize(self) -> None:
         """Do as `wait`."""
@@ -70,7 +70,7 @@ class Work:
 
     def is_completed(self) -> bool:
         """Return whether it has completed or failed."""
-        return self._pending.done or self._world.broken
+        return self._pending.done or self._world.is_broken
 
     def is_success(self) -> bool:
         """Return whether it has completed without an error."""
@@ -78,7 +78,7 @@ class Work:
 
     def exception(self) -> BaseException | None:
         """Return its error; None while it runs, and after success."""
-        return self._pending.error if self._pending.done else self._world.reason()
+        return self._pending.error if self._pending.done else self._world.failure_reason()
 
     def source_rank(self) -> int:
         """Return the rank that has sent, of a completed receive. Raises its error; CollectiveError while it runs."""
@@ -109,15 +109,15 @@ class Work:
             first = self._future is None
             future = self._future = Future() if self._future is None else self._future
         if first:
-            self._revoke = self._world.when_closed(self._complete_future)
-            self._pending.then(self._complete_future)
+            self._revoke = self._world.call_when_closed(self._complete_future)
+            self._pending.call_when_done(self._complete_future)
         return future
 
     def _shown_to_profiler(self) -> contextlib.AbstractContextManager[object]:
         """Have the profiler of this thread, if one runs, record what happens meanwhile as the operation, once."""
         # The wait, not the operation: an event that another thread ends after the profiler has would be freed memory.
         # torch's profiler does not see the thread that does the work; ours, which sees all threads, needs no help.
-        if self._name is None or not _profiler_enabled() or is_profiled(current.find()):
+        if self._name is None or not _profiler_enabled() or is_profiled(current.find_current()):
             return contextlib.nullcontext()
         name, self._name = self._name, None
         return record_function(name)

@@ -51,7 +51,7 @@ from rpcbench.base.errors import (
     RpcTimeoutError,
     UnknownWorkerError,
     WorkerLostError,
-    counted,
+    count_noun,
 )
 from rpcbench.distributed import stores
 from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents
@@ -73,16 +73,16 @@ class RankWatch:
         agent.on_member(self._member_changed)
 
     @staticmethod
-    def over(world: World) -> None:
+    def watch_world(world: World) -> None:
         """Watch a world, where this process has an agent."""
-        if (agent := current.find()) is not None:
+        if (agent := current.find_current()) is not None:
             agent.part(RankWatch)._world = weakref.ref(world)
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         world = self._world() if self._world is not None else None
         rank = world.rank_of(who.name) if world is not None and kind == "lost" else None
         if world is not None and rank is not None:
-            world.ends(world.lost([rank], reason))
+            world.break_on_this_rank(world.lost_ranks_error([rank], reason))
 
 
 _COMPLETE, _STALE = b"complete", b"stale"
@@ -99,8 +99,8 @@ class RankProcess:
     offer: str = ""  # its backend or its GPU, see `backends`
 
     @staticmethod
-    def here(offer: str = "") -> RankProcess:
-        agent = current.find()
+    def of_this_process(offer: str = "") -> RankProcess:
+        agent = current.find_current()
         name = agent.name if agent else f"{socket.gethostname()}:{os.getpid()}"
         return RankProcess(name, host_id(), os.getpid(), offer)
 
@@ -124,7 +124,7 @@ class RendezvousResult:
 
 
 @contextlib.contextmanager
-def founding(place: InitMethod) -> Iterator[None]:
+def convert_store_errors(place: InitMethod) -> Iterator[None]:
     """Turn failures of the store meanwhile into the end of its host. Raises WorkerLostError."""
     try:
         yield
@@ -137,8 +137,8 @@ def founding(place: InitMethod) -> Iterator[None]:
         ) from error
 
 
-def meet(place: InitMethod, group_name: str, seconds: float, offer: str = "") -> RendezvousResult:
-    """Wait until all ranks have come, while `founding`; this one makes an offer (see `backends`).
+def meet_all_ranks(place: InitMethod, group_name: str, seconds: float, offer: str = "") -> RendezvousResult:
+    """Wait until all ranks have come, while `convert_store_errors`; this one makes an offer (see `backends`).
 
     Raises RpcTimeoutError after `seconds`, with the ranks that have not; WorkerLostError where a worker is lost.
     """
@@ -157,8 +157,8 @@ def _raise_obstacle(place: InitMethod) -> None:
 
 def _find_obstacle(place: InitMethod) -> RpcError | None:
     """Return the reason why the ranks at this place can no longer all come; None where none is known."""
-    agent = current.find()
-    if place.generation and stores.generation() != place.generation:
+    agent = current.find_current()
+    if place.generation and stores.cluster_generation() != place.generation:
         return CollectiveError(f"{_NOT_FOUNDED}: the cluster has changed meanwhile. {RETRY_HINT}")
     if agent is None or place.names[place.rank : place.rank + 1] != (agent.name,):
         return None  # the program has given other ranks than those of the cluster
@@ -185,7 +185,7 @@ def _wait_for_verdict(
 ) -> RendezvousResult | None:
     """Return the world once all ranks have come; None if one of them has died meanwhile."""
     size = place.world_size
-    store.set(f"here/{rank}", json.dumps(asdict(RankProcess.here(offer))))
+    store.set(f"here/{rank}", json.dumps(asdict(RankProcess.of_this_process(offer))))
     if store.add("came", 1) == size:
         dead = any(who.has_ended() for who in read_ranks(store, size))
         store.compare_set("verdict", "", (_STALE if dead else _COMPLETE).decode())
@@ -218,7 +218,7 @@ def _timeout_text(store: Store, rank: int, place: InitMethod, seconds: float) ->
     missing = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
     return (
         f"{_NOT_FOUNDED}: rank {rank} gave up after at most {seconds:g} s. Of "
-        f"{counted(size, 'rank')} {size - len(missing)} had come; missing: {', '.join(missing) or 'none'}. "
+        f"{count_noun(size, 'rank')} {size - len(missing)} had come; missing: {', '.join(missing) or 'none'}. "
         f"Each rank must call init_process_group, with the same world_size and group_name{far}"
     )
 
@@ -227,8 +227,8 @@ def _as_json(error: RpcError) -> str:
     return json.dumps([type(error).__name__, error.args[0]])
 
 
-def _from_json(told: bytes) -> RpcError:
-    kind, text = json.loads(told)
+def _from_json(error_json: bytes) -> RpcError:
+    kind, text = json.loads(error_json)
     return _KINDS[kind](text)
 
 
@@ -278,11 +278,11 @@ class World:
         self.kept: Store | None = None  # keeps a reference: torch holds none to a store written in Python
         # Unique to this world and the same on all ranks, as the first one that is written wins.
         self.token = met.store.compare_set("token", "", secrets.token_hex(8)).decode()
-        agent = current.find()
-        self.told = CollectiveEvents() if agent is None else agent.part(CollectiveEvents)
+        agent = current.find_current()
+        self.collective_events = CollectiveEvents() if agent is None else agent.part(CollectiveEvents)
 
     # -- naming
-    def named(self, rank: int) -> str:
+    def rank_label(self, rank: int) -> str:
         """Return the name of a rank, as `rank 1 (worker2)`."""
         return f"rank {rank} ({self.ranks[rank].name})"
 
@@ -291,71 +291,77 @@ class World:
         return next((rank for rank, who in enumerate(self.ranks) if who.name == name), None)
 
     # -- work
-    def executor(self, key: object) -> BlockingExecutor:
+    def executor_for(self, key: object) -> BlockingExecutor:
         """Return the executor of this key, the same for all threads; its first job starts its thread."""
         return self._executors.setdefault(key, BlockingExecutor(f"rpcbench-group-{key}", self._changes.notify_all))
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Return whether a job runs or is queued."""
-        return any(lane.busy for lane in list(self._executors.values()))
+        return any(executor.is_busy for executor in list(self._executors.values()))
 
-    def busy_in(self, group: str) -> bool:
+    def is_group_busy(self, group: str) -> bool:
         """Return whether a collective or transfer of the group with this key runs or is queued."""
-        lanes = list(self._executors.items())
-        return any(lane.busy for key, lane in lanes if key == group or (isinstance(key, tuple) and key[0] == group))
+        executors = list(self._executors.items())
+        return any(
+            executor.is_busy
+            for key, executor in executors
+            if key == group or (isinstance(key, tuple) and key[0] == group)
+        )
 
-    def check(self) -> None:
+    def raise_if_broken(self) -> None:
         """Raise the reason if this world is broken."""
-        if (reason := self.reason()) is not None:
+        if (reason := self.failure_reason()) is not None:
             raise reason
 
-    def reason(self) -> RpcError | None:
+    def failure_reason(self) -> RpcError | None:
         """Return the reason why this world is broken; None if it is not."""
         # A new error each time, since several threads may raise it.
         return None if self._broken is None else type(self._broken)(*self._broken.args)
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         return self._broken is not None
 
-    def when_closed(self, deed: Callable[[], None]) -> Callable[[], object]:
+    def call_when_closed(self, deed: Callable[[], None]) -> Callable[[], object]:
         """Call a function at the end of this world, or now if it is over; the function returned revokes that."""
         self._closing[id(deed)] = deed
-        if self.broken:
+        if self.is_broken:
             deed()
         return lambda: self._closing.pop(id(deed), None)
 
-    def finish(self, pending: Pending[T], wait: Wait) -> T:
+    def wait_for_result(self, pending: Pending[T], wait: Wait) -> T:
         """Wait for a job and return its result, or raise the error that breaks the world meanwhile."""
         try:
             self._wait_for_job(pending, wait)
         except KeyboardInterrupt:
-            self.breaks(CollectiveError(f"{self.named(self.rank)} was interrupted in {wait.what}. {RETRY_HINT}"))
+            self.break_on_all_ranks(
+                CollectiveError(f"{self.rank_label(self.rank)} was interrupted in {wait.what}. {RETRY_HINT}")
+            )
             raise
-        if not self.broken and _is_torch_error(pending.error):  # a connection may have ended with the rank behind it
+        if not self.is_broken and _is_torch_error(pending.error):  # a connection may have ended with the rank behind it
             self._fail_with_cause(str(pending.error), wait)
         if not pending.done or _is_torch_error(pending.error):
-            self.check()
+            self.raise_if_broken()
         return pending.result()
 
     def _wait_for_job(self, pending: Pending[T], wait: Wait) -> None:
         deadline = time.monotonic() + self._wait_seconds(wait)
-        told = False
+        is_reported = False
 
         def over() -> bool:
-            return pending.done or self.broken
+            return pending.done or self.is_broken
 
         while not self._changes.wait_for(over, max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))):
-            if not told:
+            if not is_reported:
                 with self._handle_store_errors("report where it waits"):
                     words = json.dumps([wait.group, wait.number, wait.what, str(creation_site())])
                     self.store.set(f"waits/{self.rank}", words)
-                told = True
+                is_reported = True
             self.poll_failure()
             if time.monotonic() >= deadline and not over():
-                self.breaks(RpcTimeoutError(self._timeout_text(wait)))
-        if told and not self.broken:
+                self.break_on_all_ranks(RpcTimeoutError(self._timeout_text(wait)))
+        if is_reported and not self.is_broken:
             with contextlib.suppress(RuntimeError):  # the store's host may have finished its work and ended
                 self.store.set(f"waits/{self.rank}", "")
 
@@ -367,8 +373,8 @@ class World:
         """Break this world too if another rank has broken it; return whether it is broken."""
         with self._handle_store_errors("read the reports of the others"):
             if self._broken is None and self.store.check(["broken"]):
-                self.ends(_from_json(self.store.get("broken")))
-        return self.broken
+                self.break_on_this_rank(_from_json(self.store.get("broken")))
+        return self.is_broken
 
     @contextlib.contextmanager
     def _handle_store_errors(self, deed: str) -> Iterator[None]:
@@ -377,18 +383,20 @@ class World:
             yield
         # The store ends with the rank that hosts it; the report that this rank is lost may arrive a little later.
         except (c10d.DistError, RuntimeError) as error:
-            wait_until(lambda: self.broken or bool(self.gone()), DETECTION_SECONDS)
-            gone, cannot = self.gone(), f"no rank can {deed}, as the process group's store cannot be reached"
+            wait_until(lambda: self.is_broken or bool(self.ended_ranks()), DETECTION_SECONDS)
+            gone, cannot = self.ended_ranks(), f"no rank can {deed}, as the process group's store cannot be reached"
             words = str(error).splitlines()[0]
-            self.ends(self.lost(gone, cannot) if gone else WorkerLostError(f"{cannot}: {words}. {RETRY_HINT}"))
+            self.break_on_this_rank(
+                self.lost_ranks_error(gone, cannot) if gone else WorkerLostError(f"{cannot}: {words}. {RETRY_HINT}")
+            )
 
-    def breaks(self, error: RpcError) -> None:
+    def break_on_all_ranks(self, error: RpcError) -> None:
         """Break the world on all ranks, for this reason or for an earlier one."""
         if self._broken is None:
             with self._handle_store_errors("report the failure to the others"):
-                self.ends(_from_json(self.store.compare_set("broken", "", _as_json(error))))
+                self.break_on_this_rank(_from_json(self.store.compare_set("broken", "", _as_json(error))))
 
-    def ends(self, error: RpcError) -> None:
+    def break_on_this_rank(self, error: RpcError) -> None:
         """Break the world on this rank, where the others learn the reason in another way or need not."""
         if self._broken is None:
             self.close(error)
@@ -400,18 +408,22 @@ class World:
         return [each for each in list(c10d.distributed_c10d._world.pg_map) if isinstance(each, c10d.ProcessGroup)]
 
     # -- the rank at fault
-    def reached(self, store: Store, keys: list[str], ranks: Sequence[int]) -> bool:
+    def has_all_keys(self, store: Store, keys: list[str], ranks: Sequence[int]) -> bool:
         """Return whether these keys, which these ranks write, are all in a store. Raises if the world is broken.
 
         A rank that has ended without writing its key breaks the world.
         """
-        self.check()
-        gone = [rank for rank in self.gone() if rank in ranks]  # before `check`: a rank may write its key, then end
+        self.raise_if_broken()
+        gone = [
+            rank for rank in self.ended_ranks() if rank in ranks
+        ]  # before `raise_if_broken`: a rank may write its key, then end
         if store.check(keys):
             return True
         if gone:
-            self.breaks(self.lost(gone, f"while {self.named(self.rank)} waited for it to join a group"))
-            self.check()
+            self.break_on_all_ranks(
+                self.lost_ranks_error(gone, f"while {self.rank_label(self.rank)} waited for it to join a group")
+            )
+            self.raise_if_broken()
         return False
 
     def _timeout_text(self, wait: Wait) -> str:
@@ -421,25 +433,29 @@ class World:
             said = ""
             with self._handle_store_errors("read where the others wait"):
                 said = self.store.get(f"waits/{rank}").decode() if self.store.check([f"waits/{rank}"]) else ""
-            lines.append(f"  {self.named(rank)} {_wait_text(said, wait)}")
+            lines.append(f"  {self.rank_label(rank)} {_wait_text(said, wait)}")
         return "\n".join([*lines, RETRY_HINT])
 
     def _fail_with_cause(self, words: str, wait: Wait) -> None:
         """Break the world after an error of torch; name the rank that has ended, if one has."""
-        wait_until(lambda: self.poll_failure() or bool(self.gone()), DETECTION_SECONDS)
-        if gone := self.gone():
-            self.breaks(self.lost(gone, f"while {self.named(self.rank)} was in {wait.what}"))
+        wait_until(lambda: self.poll_failure() or bool(self.ended_ranks()), DETECTION_SECONDS)
+        if gone := self.ended_ranks():
+            self.break_on_all_ranks(
+                self.lost_ranks_error(gone, f"while {self.rank_label(self.rank)} was in {wait.what}")
+            )
         else:
             hint = _NETWORK_HINT if "connectFullMesh" in words else RETRY_HINT
-            self.breaks(CollectiveError(f"{wait.what} failed on {self.named(self.rank)}: {words} {hint}"))
+            self.break_on_all_ranks(
+                CollectiveError(f"{wait.what} failed on {self.rank_label(self.rank)}: {words} {hint}")
+            )
 
-    def gone(self) -> list[int]:
+    def ended_ranks(self) -> list[int]:
         """Return the ranks that have certainly ended."""
         return [rank for rank, who in enumerate(self.ranks) if who.has_ended()]
 
-    def lost(self, ranks: Sequence[int], how: str) -> WorkerLostError:
+    def lost_ranks_error(self, ranks: Sequence[int], how: str) -> WorkerLostError:
         """Return the error for the loss of these ranks."""
-        names = ", ".join(self.named(rank) for rank in ranks)
+        names = ", ".join(self.rank_label(rank) for rank in ranks)
         return WorkerLostError(
             f"{names} of the process group {'are' if len(ranks) > 1 else 'is'} gone, {how}. {RETRY_HINT}"
         )
@@ -448,16 +464,16 @@ class World:
         """End the executors, and free all threads that wait. Data that torch has sent already still arrives."""
         self._broken = self._broken or error
         self._changes.notify_all()
-        for lane in list(self._executors.values()):
-            lane.close()
-        self.told.abandon(self.token)
+        for executor in list(self._executors.values()):
+            executor.close()
+        self.collective_events.fail_running_parts(self.token)
         for deed in list(self._closing.values()):
             deed()
 
-    def ended(self, seconds: float) -> None:
+    def join_threads(self, seconds: float) -> None:
         """Wait for the threads of a closed world, at most this long for each."""
-        for lane in list(self._executors.values()):
-            lane.ended(seconds)
+        for executor in list(self._executors.values()):
+            executor.join_thread(seconds)
 
 
 def _is_torch_error(error: BaseException | None) -> bool:

@@ -1,7 +1,7 @@
 """Actions that a click in a panel or the sidebar starts: interrupt or restart a worker, show its stacks, scale or stop.
 
 Guarantees
-- `begin` returns at once, on any thread, also while a cell runs; the action runs on a thread of its own.
+- `begin_action` returns at once, on any thread, also while a cell runs; the action runs on a thread of its own.
 - An action is not begun again while it runs, so two people may click at once: both get the same result.
 - Running actions, failed ones with their error, and stacks as text are rows of the table "actions", so all panels show
   the same. Such a row stays until the same action runs again, or until there are `LONGEST` newer ones.
@@ -35,10 +35,10 @@ class Actions:
         self._lock = threading.Lock()  # guards `_rows` and `_running`; not held while an action runs
         self._rows: Table = {}  # the latest last
         self._running: dict[str, Future[None]] = {}
-        agent.bus.register("actions", self.table)
+        agent.bus.register_table("actions", self.table)
 
     @property
-    def offered(self) -> bool:
+    def is_offered(self) -> bool:
         """Whether a cluster owns the agent."""
         return isinstance(self._agent.owner, BaseCluster)
 
@@ -46,11 +46,11 @@ class Actions:
         with self._lock:
             return dict(self._rows)
 
-    def begin(self, action: str, target: str) -> Future[None]:
+    def begin_action(self, action: str, target: str) -> Future[None]:
         """Begin an action, unless it runs, and return its future. Errors of the action are also in the table.
 
-        `begin("restart", "worker2")`, `begin("interrupt", "all")`, `begin("stacks", "worker2")`, `begin("scale", "3")`,
-        `begin("stop", "all")`; ValueError for another action.
+        `begin_action("restart", "worker2")`, `begin_action("interrupt", "all")`, `begin_action("stacks", "worker2")`,
+        `begin_action("scale", "3")`, `begin_action("stop", "all")`; ValueError for another action.
         """
         deed = self._function_for_action(action, target)
         key = f"{action} {target}"
@@ -71,8 +71,8 @@ class Actions:
             case "restart":
                 return lambda: cluster.restart(target)
             case "stacks":
-                watched = cluster.watched if self.offered else list
-                return lambda: f"At {time.strftime('%X')}, {stacks.report(self._agent, [target], watched())}"
+                watched = cluster.watched if self.is_offered else list
+                return lambda: f"At {time.strftime('%X')}, {stacks.stack_report(self._agent, [target], watched())}"
             case "scale":
                 return lambda: cluster.scale(int(target))
             case "stop":
@@ -102,4 +102,4 @@ class Actions:
         self._rows.pop(key, None)  # so that it is inserted as the last
         if row is not None:
             self._rows[key] = row
-        self._agent.bus.note("ActionChanged", "actions", key, lambda: row)
+        self._agent.bus.record_change("ActionChanged", "actions", key, lambda: row)

@@ -1,4 +1,5 @@
-"""The interface of launchers: a `Launcher` starts workers and returns a `Handle` for each; `stopped` ends workers.
+"""The interface of launchers: a `Launcher` starts workers and returns a `Handle` for each; `wait_or_terminate` ends
+workers.
 
 Rules
 - An exit status is as `subprocess` has it: the code, or minus the number of the signal that ended the worker; or
@@ -10,8 +11,8 @@ Rules
   config has as `leader`; the worker finds out its own location (`launch.worker_main`). The handles are of the local
   processes that launch workers, and no signal of this host reaches a worker: interrupts, and the pid that users see,
   go through the agent.
-- A worker that ends within its grace runs its `atexit` functions, finalizers and flushes of logs. When `stopped`
-  returns or raises, also by Ctrl-C, every worker has ended or was killed.
+- A worker that ends within its grace runs its `atexit` functions, finalizers and flushes of logs. When
+  `wait_or_terminate` returns or raises, also by Ctrl-C, every worker has ended or was killed.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Launcher(Protocol):
 
     - `start_all(configs, on_exit) -> handles`: starts several workers as a unit, all of them or none.
     - `inseparable`: why no worker is started or ended alone, a string for error messages.
-    - `pins`: True if a worker has its config's `gpu` in its environment (`WorldConfig.pinned`).
+    - `pins`: True if a worker has its config's `gpu` in its environment (`WorldConfig.pinned_environment`).
     - `gpu_advice`: else, how its workers get their GPUs, for error messages.
     - `environ`: the variables of all configs, which the cluster sets before `warm`.
     - `connection_file(name) -> path`: returns the file by which other clients connect to a Jupyter kernel.
@@ -106,7 +107,8 @@ ARRIVAL = "its arrival"
 
 
 class ProcessHandle:
-    """A worker process of this host; see `Handle`. The launcher calls `begin` or `refuse`, and after `begin` `end`."""
+    """A worker process of this host; see `Handle`. The launcher calls `process_created` or `start_failed`, and after
+    `process_created` `process_ended`."""
 
     local = True  # `pid` is that of a process of this host
     host, command = "", ""  # of a worker that a command starts
@@ -117,9 +119,9 @@ class ProcessHandle:
         self.log = log
         self._send_signal = send_signal
         self._on_exit = on_exit
-        self._answered = Event()  # set by `begin` and `refuse`
+        self._answered = Event()  # set by `process_created` and `start_failed`
         self._ended = Event()
-        self._ending = threading.Lock()  # taken by the first `end` and never released: later ones do nothing
+        self._ending = threading.Lock()  # taken by the first `process_ended` and never released: later ones do nothing
         self._pid: int | None = None
         self._error: RpcError | None = None
         self._status: int | None = None
@@ -158,27 +160,27 @@ class ProcessHandle:
         state = "running" if self._status is None else f"exit status {self._status}"
         return f"<worker process {self.name} {self._pid}: {state}>"
 
-    def started(self, timeout: float) -> bool:
+    def wait_until_created(self, timeout: float) -> bool:
         """Return whether the process exists within `timeout` seconds. Raises the error of a start that failed."""
         answered = self._answered.wait(timeout)
         if self._error is not None:
             raise self._error
         return answered
 
-    def abandon(self) -> None:
+    def abandon_process(self) -> None:
         """End the process, whether it exists yet or not, without the exit callback: no caller gets this handle."""
         self._on_exit = None
         self.kill()
 
-    def begin(self, pid: int) -> None:
+    def process_created(self, pid: int) -> None:
         self._pid = pid
         self._answered.set()
 
-    def refuse(self, error: RpcError) -> None:
+    def start_failed(self, error: RpcError) -> None:
         self._error = error
         self._answered.set()
 
-    def end(self, status: int) -> None:
+    def process_ended(self, status: int) -> None:
         if not self._ending.acquire(blocking=False):
             return
         self._status = status
@@ -201,7 +203,7 @@ def has_ended(handle: Handle) -> bool:
         return True
 
 
-def ending(status: int) -> str:
+def exit_status_text(status: int) -> str:
     """Return the text for an exit status."""
     if status == UNKNOWN:
         return "exit status unknown"
@@ -211,7 +213,7 @@ def ending(status: int) -> str:
     return f"killed by {signal.Signals(-status).name if named else f'signal {-status}'}"
 
 
-def from_shell(status: int) -> int:
+def decode_shell_status(status: int) -> int:
     """Return the exit status for that of a shell, or of a supervisor: 128 plus the number of a signal."""
     return 128 - status if status - 128 in {*signal.Signals} else status
 
@@ -219,7 +221,7 @@ def from_shell(status: int) -> int:
 KILL_SECONDS = 5.0  # how long to wait after SIGKILL
 
 
-def stopped(running: Callable[[], Sequence[Handle]], changes: Condition, grace: float) -> list[str]:
+def wait_or_terminate(running: Callable[[], Sequence[Handle]], changes: Condition, grace: float) -> list[str]:
     """Wait up to `grace` seconds until no worker in `running()` is left; then terminate (SIGTERM) those that are, and
     kill them. Return the names of these. `changes` is notified of each end."""
 

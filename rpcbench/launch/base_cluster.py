@@ -19,7 +19,7 @@ from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.partition import Dimension
-from rpcbench.cells.reload import execute_source, source_of
+from rpcbench.cells.reload import execute_sources, read_source
 from rpcbench.cells.targets import ALL
 from rpcbench.launch import meshes, ranks, stacks, worker_variables
 from rpcbench.launch.meshes import ClusterMesh
@@ -55,7 +55,7 @@ class BaseCluster(ABC):
 
     def prefer(self) -> None:
         """Make this cluster the current one."""
-        current.prefer(self.agent)
+        current.make_current(self.agent)
 
     # -- members
     @property
@@ -88,11 +88,11 @@ class BaseCluster(ABC):
 
     def _count_calls(self) -> Counter[int]:
         """Return how many calls of this process wait for a reply, by the id of the worker."""
-        return Counter(self.agent.machine.ask(lambda node: [call.to for call in node.calls.outgoing.values()]))
+        return Counter(self.agent.machine.read_node(lambda node: [call.to for call in node.calls.outgoing.values()]))
 
     def status(self) -> ClusterStatus:
         """Return the status of each worker, lost ones as well, as a table. No request goes to the workers."""
-        return self._sampler.at(self.watched())
+        return self._sampler.sample_workers(self.watched())
 
     def wait_for(self, n: int, timeout: float = START_SECONDS) -> None:
         """Wait until `n` workers serve, including workers that others start.
@@ -124,7 +124,7 @@ class BaseCluster(ABC):
         >>> cluster.stack("worker1")
         worker1: nothing to do, and no thread waits
         """
-        return stacks.report(self.agent, self.workers if name == ALL else [name], self.watched())
+        return stacks.stack_report(self.agent, self.workers if name == ALL else [name], self.watched())
 
     # -- changes
     @abstractmethod
@@ -157,9 +157,11 @@ class BaseCluster(ABC):
 
         Raises ModuleNotFoundError, or ImportError for a module that is not written in Python.
         """
-        sources = [source_of(module) for module in modules]
-        execute_source(sources)  # here first: if that fails, no worker changes
-        wait_all([self.agent.call(name, execute_source, (sources,), label="reload", own=True) for name in self.workers])
+        sources = [read_source(module) for module in modules]
+        execute_sources(sources)  # here first: if that fails, no worker changes
+        wait_all(
+            [self.agent.call(name, execute_sources, (sources,), label="reload", own=True) for name in self.workers]
+        )
 
     # -- cells and calls
     def run(
@@ -206,7 +208,7 @@ class BaseCluster(ABC):
         >>> "x" in cluster["worker1"]
         False
         """
-        return worker_variables.of(self.agent, self.workers, worker)
+        return worker_variables.variables_of_worker(self.agent, self.workers, worker)
 
     def scatter(
         self, name: str, value: Any, *, dim: Dimension = 0, workers: str | Sequence[str] = ALL
@@ -287,8 +289,8 @@ class BaseCluster(ABC):
 
         if not callable(train):
             raise TypeError(f"spmd runs a function on each rank, and {train!r} is none: cluster.spmd(train, 0.01)")
-        names = spmd.chosen(self.workers, self.lost, workers)
-        return spmd.run(self.agent, names, backend, partial(train, *args, **kwargs))
+        names = spmd.select_ranks(self.workers, self.lost, workers)
+        return spmd.run_program(self.agent, names, backend, partial(train, *args, **kwargs))
 
     def rpc_sync(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
@@ -419,11 +421,11 @@ class BaseCluster(ABC):
         1
         >>> _ = cluster.run("all", "import rpcbench.distributed as dist; dist.destroy_process_group()")
         """
-        return meshes.make(self.agent, self.workers, self.lost, name, sizes)
+        return meshes.make_mesh(self.agent, self.workers, self.lost, name, sizes)
 
     def __enter__(self) -> Self:
         self._using = ExitStack()
-        self._using.enter_context(current.using(self.agent))
+        self._using.enter_context(current.use_agent(self.agent))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -434,7 +436,7 @@ class BaseCluster(ABC):
 
 def cluster() -> BaseCluster:
     """Return the current cluster: the innermost `with`, else the latest one. RuntimeError if there is none."""
-    agent = current.find()
+    agent = current.find_current()
     if agent is None or not isinstance(agent.owner, BaseCluster):
         raise RuntimeError("no cluster is running: start one with rpcbench.Cluster(2), in a notebook %cluster start 2")
     return agent.owner

@@ -29,12 +29,12 @@ from rpcbench.cells import client
 from rpcbench.cells.client import CellClient
 from rpcbench.cells.history import Rerun
 from rpcbench.launch import ranks, registry, start_errors
-from rpcbench.launch.base import ARRIVAL, Handle, Launcher, ending, has_ended, late_warning, stopped
+from rpcbench.launch.base import ARRIVAL, Handle, Launcher, exit_status_text, has_ended, late_warning, wait_or_terminate
 from rpcbench.launch.base_cluster import BaseCluster, cluster
-from rpcbench.launch.environment import variables, warn_of_debugging, warn_of_differences
+from rpcbench.launch.environment import warn_of_debugging, warn_of_differences, worker_environment
 from rpcbench.launch.gpu_pins import Chosen, GpuPins
-from rpcbench.launch.saved import find
-from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptors, oom_kills
+from rpcbench.launch.saved import find_cluster
+from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptors, oom_kill_count
 from rpcbench.launch.worker_main import LEAVE, STOP, WorkerLocation, meet
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.init import start_agent
@@ -126,7 +126,7 @@ class Cluster(BaseCluster):
         super().__init__()
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._complete_config(config)
-        name, given = registry.chosen_launcher(launcher, kind, kernel, start, python)
+        name, given = registry.choose_launcher(launcher, kind, kernel, start, python)
         self.kind = {"local": "process"}.get(name, name)
         options = {**given, **(options or {})}
         self.arguments = {"options": options, "address": address, "gpus": gpus, "env": env, "grace": grace}
@@ -142,12 +142,14 @@ class Cluster(BaseCluster):
         self._maker = os.getpid()  # a fork of this process must not wait for workers
         with ExitStack() as undo:
             directory = RunDirectory()
-            undo.callback(directory.remove)
+            undo.callback(directory.remove_directory)
             self._launcher: Launcher = registry.make_launcher(name, directory, options)
             undo.callback(self._launcher.close)
             self._pins = GpuPins(gpus, n, name, _gpus_elsewhere(self._launcher))
             config = _with_remote_address(config, name, self._launcher.far, address)
-            config = replace(config, environ=variables(env, bool(self._pins.of(1))), start_seconds=patience)
+            config = replace(
+                config, environ=worker_environment(env, bool(self._pins.entry_of_worker(1))), start_seconds=patience
+            )
             warn_of_debugging(config.environ)
             if hasattr(self._launcher, "environ"):
                 self._launcher.environ = config.environ
@@ -200,7 +202,7 @@ class Cluster(BaseCluster):
             ValueError: No file describes it, another user may have written the file, or the description is malformed;
                 the text names the file.
         """
-        return Cluster(**find(name).changed(changes))
+        return Cluster(**find_cluster(name).merge_arguments(changes))
 
     def pid(self, name: str) -> int:
         """Return the process id of a worker, on its host."""
@@ -243,7 +245,7 @@ class Cluster(BaseCluster):
         GPUs than `n` were given."""
         if n < 1:
             raise ValueError(f"a cluster has at least one worker, not {n}; end it with shutdown()")
-        self._pins.check(n)
+        self._pins.check_worker_count(n)
         wanted = [f"worker{i}" for i in range(1, n + 1)]
         with self._scaling:
             if self.workers and wanted != self.workers:
@@ -270,7 +272,7 @@ class Cluster(BaseCluster):
             self._find_handle(name)
             self._check_parting()
             self._end_workers([self._handles[name]])
-            past = self.agent.part(CellClient).history.take(name)
+            past = self.agent.part(CellClient).history.pop_history(name)
             # ends waits for it in process groups; nothing here depends on that
             self._assign_ranks(f"{name} was restarted")
             self._start_workers([name])
@@ -305,7 +307,7 @@ class Cluster(BaseCluster):
         try:
             self.agent.shutdown(graceful=False)
             if os.getpid() == self._maker:
-                late = stopped(lambda: self._running_handles(self._handles.values()), self._changes, grace)
+                late = wait_or_terminate(lambda: self._running_handles(self._handles.values()), self._changes, grace)
         finally:
             self._launcher.close()
         if grace:  # 0 after a failed start: the caller gets that error
@@ -334,11 +336,13 @@ class Cluster(BaseCluster):
             handles = self._launch_workers([self._make_config(name) for name in names])
             self._await_joined(joined, handles)
             count = len(self.workers) + 1
-            told = self._assign_ranks(f"{', '.join(names)} joined", names)
+            rank_futures = self._assign_ranks(f"{', '.join(names)} joined", names)
             patience = self._config.start_seconds
-            came = [self.agent.call(name, meet, (count,), timeout=patience, label=ARRIVAL, own=True) for name in names]
-            self._places.update(zip(names, wait_all(came), strict=True))
-            ranks.await_ranks(told, names)
+            location_calls = [
+                self.agent.call(name, meet, (count,), timeout=patience, label=ARRIVAL, own=True) for name in names
+            ]
+            self._places.update(zip(names, wait_all(location_calls), strict=True))
+            ranks.await_ranks(rank_futures, names)
         except BaseException:
             self._undo_start(names, before)
             raise
@@ -359,14 +363,18 @@ class Cluster(BaseCluster):
 
     def _make_config(self, name: str) -> WorldConfig:
         """Return the configuration of a worker's next incarnation."""
-        self.agent.part(CellClient).history.take(name)  # discarded: a new worker has run no cell
+        self.agent.part(CellClient).history.pop_history(name)  # discarded: a new worker has run no cell
         self._incarnations[name] = incarnation = self._incarnations.get(name, -1) + 1
-        self._oom_kills[name] = oom_kills()
+        self._oom_kills[name] = oom_kill_count()
         self._places.pop(name, None)
         self._abandoned.pop(name, None)
         ours = replace(self._config, leader=self._leader_address(), remote="", bind="", devices=())
         return replace(
-            ours, name=name, id=_id_of_worker(name), incarnation=incarnation, gpu=self._pins.of(_id_of_worker(name))
+            ours,
+            name=name,
+            id=_id_of_worker(name),
+            incarnation=incarnation,
+            gpu=self._pins.entry_of_worker(_id_of_worker(name)),
         )
 
     def _launch_workers(self, configs: list[WorldConfig]) -> list[Handle]:
@@ -390,8 +398,8 @@ class Cluster(BaseCluster):
             raise RpcError(self.inseparable)
 
     def _assign_ranks(self, why: str, new: Sequence[str] = ()) -> dict[str, Future[None]]:
-        """Assign ranks to the workers that serve. See `ranks.settle`."""
-        return ranks.settle(
+        """Assign ranks to the workers that serve. See `ranks.begin_generation`."""
+        return ranks.begin_generation(
             self.agent, {name: _id_of_worker(name) - 1 for name in self.workers}, len(self._handles), why, new
         )
 
@@ -403,7 +411,7 @@ class Cluster(BaseCluster):
                 self.agent.notify(self.agent.member(handle.name).id, LEAVE, None)
             else:
                 handle.kill()  # it is lost, and may hang
-        late = stopped(lambda: self._running_handles(handles), self._changes, self._config.stop_seconds)
+        late = wait_or_terminate(lambda: self._running_handles(handles), self._changes, self._config.stop_seconds)
         for handle in handles:
             handle.kill()  # also kills its children, and detects a fork server that hangs
             handle.wait(_KILL_SECONDS)
@@ -425,14 +433,16 @@ class Cluster(BaseCluster):
             self._check_open()
             for handle in handles:
                 if (status := handle.poll()) is not None:
-                    raise start_errors.ended_early(handle, status)
+                    raise start_errors.early_end_error(handle, status)
             return False
 
         if not self._changes.wait_for(reached, self._config.start_seconds):
             there = self.workers
-            came = [handle.name for handle in handles if handle.name in there]
+            joined_names = [handle.name for handle in handles if handle.name in there]
             missing = [handle for handle in handles if handle.name not in there]
-            raise start_errors.too_late(missing, came, self._config.start_seconds, self._leader_address())
+            raise start_errors.late_start_error(
+                missing, joined_names, self._config.start_seconds, self._leader_address()
+            )
 
     def _await_gone(self, names: Sequence[str]) -> None:
         def gone() -> bool:
@@ -444,7 +454,7 @@ class Cluster(BaseCluster):
 
     def _leader_address(self) -> str:
         """Return the address of this process for workers on other hosts; empty if there are none."""
-        return self.agent.machine.ask(lambda node: node.members.me.remote)
+        return self.agent.machine.read_node(lambda node: node.members.me.remote)
 
     def _check_open(self) -> None:
         if self._ended:
@@ -474,9 +484,9 @@ class Cluster(BaseCluster):
             status = handle.wait(_OBITUARY_SECONDS)
         except TimeoutError:
             return reason
-        starved = status == -signal.SIGKILL and oom_kills() > self._oom_kills[name]
+        starved = status == -signal.SIGKILL and oom_kill_count() > self._oom_kills[name]
         subject = getattr(handle, "subject", "its process")  # not all launchers' handles have it
-        ended = f"{subject} ended ({ending(status)}{', likely out of memory' if starved else ''})"
+        ended = f"{subject} ended ({exit_status_text(status)}{', likely out of memory' if starved else ''})"
         last = handle.last_words().splitlines() if status else []
         return "\n  ".join([f"{ended}; its last output:", *last]) if last else ended
 
@@ -484,10 +494,10 @@ class Cluster(BaseCluster):
         """Return how a worker's process ended, or why it was given up; empty while it runs."""
         status = handle.poll()
         if status is None:  # its connection may end, and calls fail, before the launcher reports the exit
-            gone = self.agent.machine.ask(lambda node: node.gone.find(name))
+            gone = self.agent.machine.read_node(lambda node: node.gone.find_departed(name))
             if gone is not None and gone.lost and gone.member.incarnation == self._incarnations[name]:
                 return gone.reason
-        return self._abandoned.get(name) or ("" if status is None else ending(status))
+        return self._abandoned.get(name) or ("" if status is None else exit_status_text(status))
 
     def _last_words(self, name: str) -> str:
         """Return what `log` does; nothing of a worker that `scale` has ended meanwhile."""

@@ -29,10 +29,10 @@ from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
 from rpcbench.cells.worker_log import log_of, open_private
 from rpcbench.launch import supervisor
-from rpcbench.launch.base import ExitCallback, ProcessHandle, from_shell, stopped
+from rpcbench.launch.base import ExitCallback, ProcessHandle, decode_shell_status, wait_or_terminate
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.launch.fork_server import kill_group
-from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, ended
+from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, launcher_closed_error
 from rpcbench.transport.run_dir import RunDirectory
 
 _FIELDS = ("cmd", "host", "name", "python")  # of a template
@@ -79,11 +79,13 @@ class CommandLauncher(ForkServerLauncher):
         threading.Thread(target=self._run_to_end, args=(command,), name=f"rpcbench-{config.name}", daemon=True).start()
         try:
             server.guard(handle.pid, config.stop_seconds)
-            command.tell(supervisor.request(config))  # only now: an unguarded command has no worker
+            command.send_stdin_line(
+                supervisor.supervisor_request(config)
+            )  # only now: an unguarded command has no worker
             if self._closed:  # `close` ran meanwhile, and may have missed this command
-                raise ended()
+                raise launcher_closed_error()
         except BaseException:  # Ctrl-C, too
-            handle.abandon()
+            handle.abandon_process()
             raise
         return handle
 
@@ -97,7 +99,7 @@ class CommandLauncher(ForkServerLauncher):
         return [part for word in self._words for part in (command if word == "{cmd}" else [_fill_word(word, fields)])]
 
     def _run_to_end(self, command: _Command) -> None:
-        command.wait()
+        command.wait_for_exit()
         del self._running[command.handle.pid]
         self._changes.notify_all()
 
@@ -106,7 +108,9 @@ class CommandLauncher(ForkServerLauncher):
             server.guard(pid, command.grace)
 
     def _end_workers(self) -> None:
-        stopped(lambda: [command.handle for command in list(self._running.values())], self._changes, OWN_SECONDS)
+        wait_or_terminate(
+            lambda: [command.handle for command in list(self._running.values())], self._changes, OWN_SECONDS
+        )
 
 
 class _Command:
@@ -128,22 +132,22 @@ class _Command:
                 )
             except OSError as error:
                 raise RpcError(f"{config.name} could not be launched by {shlex.join(argv)}: {error}") from error
-        self.handle.begin(self._process.pid)
+        self.handle.process_created(self._process.pid)
 
-    def tell(self, line: bytes) -> None:
+    def send_stdin_line(self, line: bytes) -> None:
         """Write a line to the command's standard input. Harmless if the command has ended."""
         assert self._process.stdin is not None
         with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(line)
 
-    def wait(self) -> None:
+    def wait_for_exit(self) -> None:
         """Wait for the end of the command, and end the handle."""
         status = self._process.wait()
         kill_group(self.handle.pid)  # processes that the command left
         self._hang_up()
         if status < 0 or status == _CONNECTION_LOST:  # else it is the worker's, passed on
             self.handle.subject = "the command that ran it"
-        self.handle.end(from_shell(status))
+        self.handle.process_ended(decode_shell_status(status))
 
     def _hang_up(self) -> None:
         assert self._process.stdin is not None
@@ -154,7 +158,7 @@ class _Command:
         """Send SIGTERM or SIGKILL to the worker through its supervisor, which may be on another host."""
         if which not in supervisor.COMMANDS or self.handle.poll() is not None:
             return
-        self.tell(supervisor.COMMANDS[signal.Signals(which)])
+        self.send_stdin_line(supervisor.COMMANDS[signal.Signals(which)])
         if which != signal.SIGKILL:
             return
         self._hang_up()
@@ -187,8 +191,8 @@ def _split_template(template: str, hosts: Sequence[str]) -> list[str]:
     if "cmd" not in names:
         raise ValueError(f"the template {template!r} has no {{cmd}}, which starts the worker there")
     if ("host" in names) != bool(hosts):
-        told = "names a {host}: pass hosts=" if not hosts else f"has no {{host}}, but hosts={hosts} is given"
-        raise ValueError(f"the template {template!r} {told}")
+        reason = "names a {host}: pass hosts=" if not hosts else f"has no {{host}}, but hosts={hosts} is given"
+        raise ValueError(f"the template {template!r} {reason}")
     if bad := [host for host in hosts if not host or host.startswith("-") or any(map(str.isspace, host))]:
         raise ValueError(f"{bad[0]!r} is not a host name")
     _check_shell(template, words)

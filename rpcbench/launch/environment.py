@@ -30,7 +30,7 @@ _OURS = {
 """Variables that a cluster sets on its workers (`launch.ranks`)."""
 
 
-def variables(env: Mapping[str, Any] | None, pins: bool = False) -> dict[str, str]:
+def worker_environment(env: Mapping[str, Any] | None, pins: bool = False) -> dict[str, str]:
     """Return the variables of workers as texts. ValueError for a name or value that is none, or that the cluster sets.
     `pins`: the cluster assigns GPUs."""
     made = {}
@@ -61,7 +61,7 @@ def warn_of_debugging(given: Mapping[str, str]) -> None:
 # -- interpreters
 def is_installed(entry: str) -> bool:
     """Return whether an entry of the import path belongs to this Python: another one has its own."""
-    return any(Path(entry).is_relative_to(home) for home in _python_directories() if entry)
+    return any(Path(entry).is_relative_to(directory) for directory in _python_directories() if entry)
 
 
 def _python_directories() -> list[str]:
@@ -101,7 +101,7 @@ print(json.dumps(told))
 """
 
 
-def interpreter(python: str | None, more: Sequence[str] = ()) -> Interpreter:
+def find_interpreter(python: str | None, more: Sequence[str] = ()) -> Interpreter:
     """Return the interpreter of that path or name; without one, this process's own.
 
     Args:
@@ -117,20 +117,20 @@ def interpreter(python: str | None, more: Sequence[str] = ()) -> Interpreter:
     if found == sys.executable:
         return Interpreter()
     ours = [entry for entry in Interpreter().import_path() if not is_installed(entry)]
-    told = _probe_interpreter(python, found, [*_NEEDED, *more], ours)
-    if told["python"].split(".")[:2] != platform.python_version().split(".")[:2]:
+    report = _probe_interpreter(python, found, [*_NEEDED, *more], ours)
+    if report["python"].split(".")[:2] != platform.python_version().split(".")[:2]:
         raise ValueError(
-            f"python={python!r} is Python {told['python']}, and this process runs {platform.python_version()}: "
+            f"python={python!r} is Python {report['python']}, and this process runs {platform.python_version()}: "
             "functions travel only between Pythons of one minor version"
         )
-    if told["missing"]:
+    if report["missing"]:
         raise ValueError(
-            f"python={python!r} has no {', '.join(told['missing'])}: install the same rpcbench "
+            f"python={python!r} has no {', '.join(report['missing'])}: install the same rpcbench "
             "there, with the packages that it needs"
         )
-    if told["protocol"] != PROTOCOL:
+    if report["protocol"] != PROTOCOL:
         raise ValueError(f"python={python!r} has another version of rpcbench than this process: install the same there")
-    return Interpreter(found, tuple(told["own"]))
+    return Interpreter(found, tuple(report["own"]))
 
 
 def _find_executable(python: str) -> str:
@@ -150,8 +150,8 @@ def _probe_interpreter(python: str, found: str, needed: Sequence[str], ours: Seq
     command = [found, "-c", probe, *ours]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS)
-        told = json.loads(done.stdout)
-        return {key: told[key] for key in ("python", "own", "protocol", "missing")}
+        report = json.loads(done.stdout)
+        return {key: report[key] for key in ("python", "own", "protocol", "missing")}
     except OSError as error:
         why = str(error.strerror)
     except subprocess.TimeoutExpired:
@@ -175,11 +175,11 @@ def versions() -> dict[str, str]:
 def warn_of_differences(there: Mapping[str, Mapping[str, str] | None], but: Sequence[str] = ()) -> None:
     """Warn, in one line, of versions of workers that differ from those here. `but`: packages that others report."""
     here = {name: version for name, version in versions().items() if name not in but}
-    if told := differences(here, {worker: found for worker, found in there.items() if found is not None}):
-        warnings.warn(told, RuntimeWarning, stacklevel=4)
+    if sentence := version_differences(here, {worker: found for worker, found in there.items() if found is not None}):
+        warnings.warn(sentence, RuntimeWarning, stacklevel=4)
 
 
-def differences(here: Mapping[str, str], there: Mapping[str, Mapping[str, str]]) -> str:
+def version_differences(here: Mapping[str, str], there: Mapping[str, Mapping[str, str]]) -> str:
     """Return a sentence on the versions of workers, by name in `there`, that differ from those `here`; empty if none
     do."""
     groups: dict[tuple[str, ...], list[str]] = {}  # differing versions → the workers that have them
@@ -190,12 +190,12 @@ def differences(here: Mapping[str, str], there: Mapping[str, Mapping[str, str]])
     if not groups:
         return ""
     names = _in_order(here, [each for different in groups for each in different])
-    told = [
+    clauses = [
         f"{', '.join(workers)} {'has' if len(workers) == 1 else 'have'} {' and '.join(different)}"
         for different, workers in groups.items()
     ]
     ours = " and ".join(f"{name} {here[name]}" for name in names)
-    return f"{'; '.join(told)}; this process has {ours}: what one side sends, the other may not be able to read"
+    return f"{'; '.join(clauses)}; this process has {ours}: what one side sends, the other may not be able to read"
 
 
 def _in_order(here: Mapping[str, str], different: Iterable[str]) -> list[str]:

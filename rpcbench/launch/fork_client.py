@@ -94,7 +94,7 @@ class ForkServerClient:
         return self._process.pid
 
     @property
-    def lost(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether its process has ended, even if the reader has not noticed that yet."""
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return self._process.poll() is not None
@@ -104,15 +104,15 @@ class ForkServerClient:
             return True
 
     @property
-    def works(self) -> bool:
-        return not self.lost and not self.is_hung
+    def is_working(self) -> bool:
+        return not self.has_ended and not self.is_hung
 
-    def is_good(self) -> bool:
+    def is_reusable(self) -> bool:
         """Return whether the server works, and a new one would load the same files."""
-        return self.works and all(_changed_at(path) == time for path, time in self._loaded.items())
+        return self.is_working and all(_changed_at(path) == time for path, time in self._loaded.items())
 
-    def enter(self, directory: Path) -> None:
-        """Have the server remove `directory` if this process ends without `leave`."""
+    def enter_directory(self, directory: Path) -> None:
+        """Have the server remove `directory` if this process ends without `leave_directory`."""
         self._send_request(enter=str(directory))
 
     def guard(self, pid: int, grace: float) -> None:
@@ -123,23 +123,23 @@ class ForkServerClient:
         while not sent.wait(_GLANCE_SECONDS) and self._writer.is_alive():  # a writer that has ended sets no flag
             pass
 
-    def start(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> ProcessHandle:
+    def start_worker(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> ProcessHandle:
         """Start a worker, and return once its process exists. Raises RpcError and ShutdownError."""
         if threading.current_thread() is self._reader:  # it would wait for a reply that only it can read
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
         number, handle = self._register_handle(config, directory, on_exit)
         try:
-            asked = worker_request(config, self.kind.entry, handle.log, self.kind.python)
-            self._send_request(start=number, grace=config.stop_seconds, **asked)
-            if not handle.started(config.start_seconds):  # the first one waits until torch is loaded
+            request = worker_request(config, self.kind.entry, handle.log, self.kind.python)
+            self._send_request(start=number, grace=config.stop_seconds, **request)
+            if not handle.wait_until_created(config.start_seconds):  # the first one waits until torch is loaded
                 late = f"the fork server {self.pid} did not answer in {config.start_seconds:g} s"
                 raise RpcError(f"{late}\n{tail(self._log)}")
         except BaseException:  # Ctrl-C, too
-            handle.abandon()
+            handle.abandon_process()
             raise
         return handle
 
-    def leave(self, directory: Path) -> None:
+    def leave_directory(self, directory: Path) -> None:
         """End the workers of `directory`, and return once they have ended, after 5 s at most."""
         self._send_request(leave=str(directory))
         if threading.current_thread() is self._reader:  # in an exit callback: no reply would be read meanwhile
@@ -238,14 +238,14 @@ class ForkServerClient:
             case {"ready": loaded}:
                 self._loaded = loaded
             case {"started": number, "pid": pid}:
-                self._handles[number].begin(pid)
+                self._handles[number].process_created(pid)
             case {"failed": number, "error": error}:
                 handle = self._handles[number]
-                handle.refuse(RpcError(f"{handle.name} could not be started: {error}"))
+                handle.start_failed(RpcError(f"{handle.name} could not be started: {error}"))
                 self._remove_handle(number)
             case {"exited": number, "status": status}:
                 if ended := self._handles.get(number):  # else `_detect_hang` took a slow server for a hung one
-                    ended.end(status)
+                    ended.process_ended(status)
                     self._remove_handle(number)
 
     def _remove_handle(self, number: int) -> None:
@@ -264,12 +264,12 @@ class ForkServerClient:
         for handle in left.values():
             if handle.has_begun:
                 kill_group(handle.pid)  # its children, and the worker itself where the system did not end it (macOS)
-                handle.end(-signal.SIGKILL)
+                handle.process_ended(-signal.SIGKILL)
             else:
-                handle.refuse(self._loss_error())
+                handle.start_failed(self._loss_error())
         self._writer.join()
         self._channel.close()
-        self._run_directory.remove()
+        self._run_directory.remove_directory()
 
     def _loss_reason(self) -> str:
         try:
@@ -281,7 +281,7 @@ class ForkServerClient:
             return "this process ended its workers"
         return f"the fork server, which starts the workers, ended with status {status}\n{tail(self._log)}"
 
-    def stop(self) -> None:
+    def stop_server(self) -> None:
         """End the server and all its workers, and return once they have ended, after 5 s at most."""
         self._stopping = True
         self._requests.put(None)
@@ -302,8 +302,12 @@ def _changed_at(path: str) -> int | None:
 
 
 def worker_request(config: WorldConfig, entry: str, log: Path, python: Interpreter) -> dict[str, Any]:
-    """Return the request for `worker_bootstrap.run`, without "parent": a worker with surroundings as here."""
-    surroundings = {"cwd": str(Path.cwd()), "environ": config.pinned(os.environ), "sys_path": python.import_path()}
+    """Return the request for `worker_bootstrap.run_worker`, without "parent": a worker with surroundings as here."""
+    surroundings = {
+        "cwd": str(Path.cwd()),
+        "environ": config.pinned_environment(os.environ),
+        "sys_path": python.import_path(),
+    }
     return {"name": config.name, "entry": entry, "config": config.to_json(), "log": str(log), **surroundings}
 
 
@@ -323,51 +327,52 @@ class _ServerPool:
     """The fork servers of this process, with a reference count for each."""
 
     def __init__(self) -> None:
-        self.reset()
+        self.forget_servers()
 
-    def reset(self) -> None:
+    def forget_servers(self) -> None:
         """Forget all servers. Called in a fork of this process, too: they belong to its parent."""
         # Held while a server is made: a second thread needs that same server and could only wait for it.
         self._lock = threading.Lock()
         self._warm: ForkServerClient | None = None  # the latest: kept while it is idle
         self._users: dict[ForkServerClient, int] = {}  # reference counts
 
-    def warm(self, mode: str, entry: str) -> None:
+    def warm_up_server(self, mode: str, entry: str) -> None:
         """Begin to start a fork server, unless a suitable one runs. Returns at once."""
         self._acquire_server(_make_server_key(mode, entry, {}, Interpreter()), users=0)
 
-    def take(self, mode: str, entry: str, environ: Mapping[str, str], python: Interpreter) -> ForkServerClient:
+    def take_server(self, mode: str, entry: str, environ: Mapping[str, str], python: Interpreter) -> ForkServerClient:
         """Return a fork server of this mode ("fork" or "spawn"), entry and interpreter, with these variables if they
         count when torch is loaded; the caller has to give it back."""
         return self._acquire_server(_make_server_key(mode, entry, environ, python), users=1)
 
-    def take_any(self) -> ForkServerClient:
-        """Return a server to guard processes that others start: the warm one, or one that loads nothing. As `take`."""
+    def take_any_server(self) -> ForkServerClient:
+        """Return a server to guard processes that others start: the warm one, or one that loads nothing. As
+        `take_server`."""
         return self._acquire_server(None, users=1)
 
     def _acquire_server(self, kind: ForkServerKey | None, users: int) -> ForkServerClient:
         with self._lock:
             warm = self._warm
-            if warm is None or not (warm.kind == kind and warm.is_good() if kind else warm.works):
+            if warm is None or not (warm.kind == kind and warm.is_reusable() if kind else warm.is_working):
                 self._warm = warm = ForkServerClient(kind or ForkServerKey("spawn", "", frozenset()))
             self._users[warm] = self._users.get(warm, 0) + users
         self._stop_unused()
         return warm
 
-    def give_back(self, server: ForkServerClient) -> None:
+    def return_server(self, server: ForkServerClient) -> None:
         """Return a server that was taken."""
         with self._lock:
             if server in self._users:
                 self._users[server] -= 1
         self._stop_unused()
 
-    def stop_idle(self) -> None:
+    def stop_idle_servers(self) -> None:
         """Keep no server warm: idle ones end now, the others when their last user gives them back."""
         with self._lock:
             self._warm = None
         self._stop_unused()
 
-    def end(self) -> None:
+    def end_servers(self) -> None:
         with self._lock:
             self._warm = None
             self._users = dict.fromkeys(self._users, 0)
@@ -380,7 +385,7 @@ class _ServerPool:
             for server in idle:
                 del self._users[server]
         for server in idle:  # not under the lock: this waits for the end of processes
-            server.stop()
+            server.stop_server()
 
 
 def _make_server_key(mode: str, entry: str, environ: Mapping[str, str], python: Interpreter) -> ForkServerKey:
@@ -390,7 +395,7 @@ def _make_server_key(mode: str, entry: str, environ: Mapping[str, str], python: 
 
 
 _ours = _ServerPool()
-warm, take, take_any = _ours.warm, _ours.take, _ours.take_any
-give_back, stop_idle = _ours.give_back, _ours.stop_idle
-os.register_at_fork(after_in_child=_ours.reset)
-atexit.register(_ours.end)
+warm, take, take_any = _ours.warm_up_server, _ours.take_server, _ours.take_any_server
+give_back, stop_idle = _ours.return_server, _ours.stop_idle_servers
+os.register_at_fork(after_in_child=_ours.forget_servers)
+atexit.register(_ours.end_servers)

@@ -31,7 +31,7 @@ Guarantees
 #
 # One thread waits in a selector for: requests; the wake-up pipe of signals; a pidfd of the notebook; a pidfd of each
 # guarded process. There is no second thread, as a process with threads cannot be forked safely. In the child of a
-# fork, `serve` returns the worker's request to `main`, which runs the worker.
+# fork, `serve_requests` returns the worker's request to `main`, which runs the worker.
 #
 #     serving ---- SIGTERM -----------------------------> end workers (SIGTERM, SIGKILL) ----------------------> exit
 #        +-- end of file, or end of the notebook --> wait for their grace --> the same --> remove run directories -+
@@ -86,14 +86,14 @@ class _Guarded(NamedTuple):
 class ForkServer:
     """The server of one notebook; it ends with the notebook."""
 
-    def __init__(self, home: str) -> None:
+    def __init__(self, run_directory: str) -> None:
         self._own = contextlib.ExitStack()  # descriptors that a forked worker closes
         self._channel = self._own.enter_context(socket.socket(fileno=os.dup(0)))
         self._wake, wake = (self._own.enter_context(end) for end in socket.socketpair())
         self._selector = self._own.enter_context(selectors.DefaultSelector())
         self._partial_request = b""  # an incomplete request
         self._children: dict[int, _Child] = {}  # by pid
-        self._directories = {home}  # removed if the notebook ends without "leave"
+        self._directories = {run_directory}  # removed if the notebook ends without "leave"
         self._overdue: dict[str, float] = {}  # by run directory: when its workers are killed (monotonic seconds)
         self._guarded: dict[int, _Guarded] = {}  # by pidfd
         self._mode = ""  # "fork" or "spawn"
@@ -117,7 +117,7 @@ class ForkServer:
     def _watch_descriptor(self, descriptor: int, react: Callable[[], Request | None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, react)
 
-    def serve(self) -> Request | None:
+    def serve_requests(self) -> Request | None:
         """Serve until the notebook has ended, and return None; in a process forked for a worker, return its request."""
         while not self._over:
             may_import = not self._overdue  # else `select` may return for a kill, and the next one may be due soon
@@ -229,7 +229,7 @@ class ForkServer:
             self._send_reply({"failed": number, "error": f"{type(error).__name__}: {error}"})
             return None
         if pid == 0:
-            return request  # this process is the worker: `serve` returns it
+            return request  # this process is the worker: `serve_requests` returns it
         self._children[pid] = _Child(number, str(Path(request["log"]).parent), request["grace"])
         self._send_reply({"started": number, "pid": pid})
         return None
@@ -429,11 +429,11 @@ def _hide_input() -> None:  # modules that are imported here must not read reque
 
 
 def main() -> None:
-    request = ForkServer(sys.argv[1]).serve()
+    request = ForkServer(sys.argv[1]).serve_requests()
     if request is not None:
         from rpcbench.launch import worker_bootstrap
 
-        worker_bootstrap.run(request)
+        worker_bootstrap.run_worker(request)
     os._exit(0)  # without finalizers of torch, which take half a second
 
 

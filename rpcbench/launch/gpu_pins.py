@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 
 from rpcbench.base.config import VISIBLE_GPUS
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.runtime import gpus
 
 NONE = "none"
@@ -41,32 +41,32 @@ class GpuPins:
         self._entries: tuple[str, ...] = ()  # of CUDA_VISIBLE_DEVICES, one for each worker
         self._chosen: tuple[int, ...] | None = None  # numbers, if they were given
         if chosen is None:
-            there = [] if elsewhere else gpus.visible()
+            there = [] if elsewhere else gpus.visible_gpus()
             self._entries = tuple(gpu.entry for gpu in there) if len(there) >= n else ()
         elif chosen != NONE:
             if elsewhere:
                 raise ValueError(f"{_format_choice(chosen)}: the launcher {launcher!r} assigns no GPUs; {elsewhere}")
             self._chosen = _parse_numbers(chosen)
             self._entries = _entries_of_gpus(self._chosen)
-        self.check(n)
+        self.check_worker_count(n)
 
-    def check(self, n: int) -> None:
+    def check_worker_count(self, n: int) -> None:
         """Raise ValueError if a list was given that is too short for `n` workers."""
         if self._chosen is not None and n > len(self._chosen):
             raise ValueError(
-                f"{_format_choice(self._chosen)} has {counted(len(self._chosen), 'GPU')} for "
-                f"{counted(n, 'worker')}: name one "
+                f"{_format_choice(self._chosen)} has {count_noun(len(self._chosen), 'GPU')} for "
+                f"{count_noun(n, 'worker')}: name one "
                 f"for each (a number said twice is shared), or pin none: gpus={NONE!r}, in a notebook --gpus {NONE}"
             )
 
-    def of(self, number: int) -> str:
+    def entry_of_worker(self, number: int) -> str:
         """Return the entry of CUDA_VISIBLE_DEVICES for worker `number`, counted from 1; empty: it is not pinned."""
         return self._entries[number - 1] if number <= len(self._entries) else ""
 
 
-def offers(n: int) -> list[str]:
+def gpu_choices(n: int) -> list[str]:
     """Return the values of `--gpus` that suit `n` workers, for completion."""
-    numbers = list(map(str, range(len(gpus.visible()))))
+    numbers = list(map(str, range(len(gpus.visible_gpus()))))
     return [",".join(numbers[:n]), NONE] if len(numbers) >= n else [NONE]
 
 
@@ -92,7 +92,7 @@ def _parse_number(word: object) -> int:
 
 
 def _entries_of_gpus(numbers: Sequence[int]) -> tuple[str, ...]:
-    there = gpus.visible()
+    there = gpus.visible_gpus()
     if missing := [number for number in numbers if number >= len(there)]:
         raise ValueError(f"there is no GPU {missing[0]}: {_describe_numbers(len(there))}")
     return tuple(there[number].entry for number in numbers)

@@ -25,11 +25,11 @@ from rpcbench.launch.base import ARRIVAL
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.environment import warn_of_differences
 from rpcbench.launch.status import LaunchedTable, WorkerRecord
-from rpcbench.launch.torchrun_worker import ENDS, KILL, size_of_world
+from rpcbench.launch.torchrun_worker import ENDS, KILL, torchrun_world_size
 from rpcbench.launch.worker_main import STOP, WorkerLocation, meet
 from rpcbench.rpc import init
 from rpcbench.rpc.agent import RpcAgent
-from rpcbench.rpc.init import join
+from rpcbench.rpc.init import join_open_world
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, LaunchRecords, WorkerInfo
@@ -75,7 +75,7 @@ class AttachedCluster(BaseCluster):
         self.url = url
         self._ended: dict[str, str] = {}  # by name: the reason that a worker sent
         self._lost: dict[str, str] = {}  # by name: why it was lost
-        self._news = Condition()  # notified of changes of `_ended`
+        self._changes = Condition()  # notified of changes of `_ended`
         self._members: dict[str, WorkerInfo] = {}
         self._places: dict[str, WorkerLocation] = {}
         deadline = time.monotonic() + timeout
@@ -95,7 +95,7 @@ class AttachedCluster(BaseCluster):
         try:
             records = LaunchRecords(self._loss_reason, lambda: list(self._members))
             held = replace(config, held=True)  # calls of workers wait until `__init__` sets `agent.ready`
-            return join(held, False, deadline, parts=[self._add_listeners], records=records)
+            return join_open_world(held, False, deadline, parts=[self._add_listeners], records=records)
         except IncompleteWorldError as error:
             raise RpcError(
                 f"no workers answer at {self.url}: check that `torchrun … -m rpcbench.worker` printed this address "
@@ -108,7 +108,7 @@ class AttachedCluster(BaseCluster):
             ) from error
 
     def _add_listeners(self, agent: Agent) -> None:  # a part of the agent: it exists before the first message arrives
-        agent.on_notice(ENDS, lambda source, why: self._reason_received(agent.member_table.name(source), why))
+        agent.on_notice(ENDS, lambda source, why: self._reason_received(agent.member_table.member_name(source), why))
         agent.on_member(self._member_changed)
 
     def _await_workers(self, deadline: float) -> None:
@@ -118,25 +118,25 @@ class AttachedCluster(BaseCluster):
             return max(_LEAST_SECONDS, deadline - time.monotonic())
 
         agent = self.agent
-        leader = agent.machine.ask(lambda node: node.members.leader)
-        size = agent.call(leader, size_of_world, label=ARRIVAL, own=True, timeout=left()).wait_or_cancel()
+        leader = agent.machine.read_node(lambda node: node.members.leader)
+        size = agent.call(leader, torchrun_world_size, label=ARRIVAL, own=True, timeout=left()).wait_or_cancel()
         agent.wait_for(size + 1, left())
         self._members = {info.name: info for info in agent.members() if info.id}
-        told = [
+        location_calls = [
             agent.call(name, meet, (size + 1,), timeout=START_SECONDS, label=ARRIVAL, own=True)
             for name in self._members
         ]
-        self._places = dict(zip(self._members, wait_all(told), strict=True))
+        self._places = dict(zip(self._members, wait_all(location_calls), strict=True))
         found = {name: place.versions for name, place in self._places.items()}
         warn_of_differences(found, but=("torch", "cloudpickle"))  # connections of such worlds have told of these
 
     def _reason_received(self, name: str, why: str) -> None:
         self._ended[name] = why
-        self._news.notify_all()
+        self._changes.notify_all()
 
     def _loss_reason(self, name: str, reason: str) -> str:
         """Return why a worker was lost: the reason that it sent, which may arrive a moment later, else `reason`."""
-        self._news.wait_for(lambda: name in self._ended, _OBITUARY_SECONDS)
+        self._changes.wait_for(lambda: name in self._ended, _OBITUARY_SECONDS)
         return self._ended.get(name, reason)
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
@@ -190,7 +190,7 @@ class AttachedCluster(BaseCluster):
         self._location_of_worker(name)
         if name in self.workers:
             self.agent.notify(self._members[name].id, KILL, None)
-        if not self.agent.member_table.wait_until(lambda: name in self.lost, _KILL_SECONDS):
+        if not self.agent.member_table.wait_until_reached(lambda: name in self.lost, _KILL_SECONDS):
             raise RpcError(f"timed out after {_KILL_SECONDS:g} s waiting for the end of {name}")
 
     def shutdown(self) -> None:

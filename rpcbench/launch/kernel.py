@@ -32,10 +32,10 @@ from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
 from rpcbench.cells.worker_log import log_of, open_private
 from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle
-from rpcbench.launch.environment import Interpreter, interpreter
+from rpcbench.launch.environment import Interpreter, find_interpreter
 from rpcbench.launch.fork_client import ForkServerClient, default_environment
 from rpcbench.launch.fork_server import TERM_SECONDS
-from rpcbench.launch.process import ForkServerLauncher, ended
+from rpcbench.launch.process import ForkServerLauncher, launcher_closed_error
 from rpcbench.transport.run_dir import RunDirectory
 
 Soon = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
@@ -71,7 +71,7 @@ class KernelProcess:
         self, config: WorldConfig, manager: AsyncKernelManager, log: Path, soon: Soon, on_exit: ExitCallback | None,
         python: Interpreter,
     ) -> None:  # fmt: skip
-        self.handle = ProcessHandle(config.name, log, lambda which: soon(lambda: self.signal(which)), on_exit)
+        self.handle = ProcessHandle(config.name, log, lambda which: soon(lambda: self.send_signal(which)), on_exit)
         self.grace = config.stop_seconds
         self._manager = manager
         assert manager.kernel_spec is not None  # `KernelLauncher` has checked
@@ -79,33 +79,37 @@ class KernelProcess:
         self._more = [*_ARGUMENTS, _GUARDED] if named == _LOCAL and hasattr(os, "pidfd_open") else _ARGUMENTS
         self._unwanted = False  # killed before its process exists
         # As of the call of `start`, as the loop runs later. debugpy writes no warning to the log.
-        environ = default_environment({"PYDEVD_DISABLE_FILE_VALIDATION": "1", **config.pinned(os.environ)})
+        environ = default_environment({"PYDEVD_DISABLE_FILE_VALIDATION": "1", **config.pinned_environment(os.environ)})
         self._surroundings: dict[str, Any] = {"cwd": str(Path.cwd()), "env": environ}
         self._code = _JOIN.format(version=sys.version_info[:2], path=python.import_path(), config=config.to_json())
 
-    async def live(self) -> None:
+    async def run_until_exit(self) -> None:
         """Launch the kernel, have it join the world, and wait for its end."""
         try:
             await self._launch_kernel()
         except Exception as error:  # noqa: BLE001  (provisioners raise errors of any type)
             await self._manager.cleanup_resources()
-            self.handle.refuse(RpcError(f"{self.handle.name} could not be launched: {type(error).__name__}: {error}"))
+            self.handle.start_failed(
+                RpcError(f"{self.handle.name} could not be launched: {type(error).__name__}: {error}")
+            )
             return
         status = -signal.SIGKILL
         joining = asyncio.create_task(self._have_it_join())
         try:
             self.handle.local = self.is_local
             if pid := getattr(self._provisioner, "pid", None):  # others begin once the kernel has sent its pid
-                self.handle.begin(pid)
+                self.handle.process_created(pid)
             status = await self._wait_for_exit()
         finally:
             joining.cancel()
             await asyncio.wait([joining])
             await self._manager.cleanup_resources()
             if self.handle.has_begun:
-                self.handle.end(status)
+                self.handle.process_ended(status)
             else:
-                self.handle.refuse(RpcError(f"{self.handle.name} ended with {status}:\n{self.handle.last_words()}"))
+                self.handle.start_failed(
+                    RpcError(f"{self.handle.name} ended with {status}:\n{self.handle.last_words()}")
+                )
 
     async def _launch_kernel(self) -> None:
         with open_private(self.handle.log) as log:  # the kernel has a duplicate
@@ -113,15 +117,15 @@ class KernelProcess:
                 **self._surroundings, stdout=log.fileno(), stderr=log.fileno(), extra_arguments=self._more
             )
         if self._unwanted:
-            await self.signal(signal.SIGKILL)
+            await self.send_signal(signal.SIGKILL)
 
     async def _have_it_join(self) -> None:
         client = self._manager.client(context=self._manager.context)
         client.start_channels(iopub=False, stdin=False, hb=False, control=False)
         try:
             # An expression: the text of a cell would be kept in the history, with the secret.
-            asked = {"joined": f"[exec({self._code!r}, {{}}), __import__('os').getpid()][1]"}
-            client.execute("", silent=True, store_history=False, allow_stdin=False, user_expressions=asked)
+            expressions = {"joined": f"[exec({self._code!r}, {{}}), __import__('os').getpid()][1]"}
+            client.execute("", silent=True, store_history=False, allow_stdin=False, user_expressions=expressions)
             answer = (await client.get_shell_msg())["content"]
         finally:
             client.stop_channels()
@@ -129,9 +133,9 @@ class KernelProcess:
         if joined["status"] != "ok":
             with self.handle.log.open("a") as log:
                 log.write(f"the kernel could not be asked to join: {joined.get('ename')}: {joined.get('evalue')}\n")
-            await self.signal(signal.SIGKILL)
+            await self.send_signal(signal.SIGKILL)
         elif not self.handle.has_begun:  # its provisioner has no pid
-            self.handle.begin(int(joined["data"]["text/plain"]))
+            self.handle.process_created(int(joined["data"]["text/plain"]))
 
     async def _wait_for_exit(self) -> int:
         """Wait for the exit status, and return it."""
@@ -148,7 +152,7 @@ class KernelProcess:
     def _provisioner(self) -> Any:
         return self._manager.provisioner
 
-    async def signal(self, which: int) -> None:
+    async def send_signal(self, which: int) -> None:
         """Send SIGINT to the kernel alone, SIGTERM or SIGKILL to it and its child processes."""
         if not self._manager.has_kernel:
             self._unwanted = which != signal.SIGINT
@@ -194,7 +198,7 @@ class KernelLauncher(ForkServerLauncher):
         import ipykernel  # noqa: F401  (if it is missing, the error comes before any process starts)
 
         _check_spec(kernel)
-        self._python = interpreter(python, ["ipykernel"])
+        self._python = find_interpreter(python, ["ipykernel"])
         super().__init__(run_directory)
         self._spec = kernel
         self._kernels: set[KernelProcess] = set()
@@ -214,12 +218,12 @@ class KernelLauncher(ForkServerLauncher):
         kernel = KernelProcess(config, self._make_manager(config), log, self._run_soon, on_exit, self._python)
         try:
             self._run_soon(lambda: self._run_to_end(kernel))
-            if not kernel.handle.started(config.start_seconds):
+            if not kernel.handle.wait_until_created(config.start_seconds):
                 raise RpcError(f"{config.name} was not launched within {config.start_seconds:g} s")
             if kernel.is_local:
                 self._working_server().guard(kernel.handle.pid, config.stop_seconds)
         except BaseException:  # Ctrl-C, too
-            kernel.handle.abandon()
+            kernel.handle.abandon_process()
             raise
         return kernel.handle
 
@@ -269,11 +273,11 @@ class KernelLauncher(ForkServerLauncher):
 
     async def _run_to_end(self, kernel: KernelProcess) -> None:
         if self._closed:
-            kernel.handle.refuse(ended())
+            kernel.handle.start_failed(launcher_closed_error())
             return
         self._kernels.add(kernel)
         try:
-            await kernel.live()
+            await kernel.run_until_exit()
         finally:
             self._kernels.remove(kernel)
 
@@ -281,7 +285,7 @@ class KernelLauncher(ForkServerLauncher):
         """End all kernels, and stop the loop."""
         for which, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             for kernel in list(self._kernels):
-                await kernel.signal(which)
+                await kernel.send_signal(which)
             if others := self._work - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=seconds)
         self._loop.stop()

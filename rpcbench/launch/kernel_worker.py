@@ -40,7 +40,7 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.cells.output import OutputStream
 from rpcbench.cells.runner import CellRunner, Job
 from rpcbench.cells.shell import CellShell, NamedCompiler, ResultHook, WorkerDisplay
-from rpcbench.launch.worker_bootstrap import leave, settle_torch
+from rpcbench.launch.worker_bootstrap import configure_torch, exit_process
 from rpcbench.launch.worker_main import SPARE_SECONDS, handle_requests
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
@@ -110,7 +110,7 @@ class ShellLoan:
         vars(shell).pop("_showtraceback", None)  # ipykernel sets it on the instance, which would hide our method
 
     @contextlib.contextmanager
-    def begin(self) -> Iterator[None]:
+    def lend_shell(self) -> Iterator[None]:
         """Lend the shell while a cell runs. Enter and leave it only where no interrupt can come."""
         shell, publisher, hook = self.shell, self.shell.display_pub, self.shell.displayhook
         classes = shell.__class__, shell.compile.__class__  # a second shell would have its own namespace and history
@@ -148,18 +148,18 @@ def join(config: str) -> None:
     assert isinstance(sys.__stdout__, TextIOWrapper) and sys.__stderr__ is not None
     sys.__stdout__.reconfigure(line_buffering=True)
     faulthandler.enable(sys.__stderr__)
-    settle_torch(os.environ)
+    configure_torch(os.environ)
     gc.freeze()  # loaded modules stay: collections, of which IPython has one at exit, then skip them
     kernel = IPKernelApp.instance().kernel
-    if debugger := debugger_of(kernel):
+    if debugger := kernel_debugger(kernel):
         prepare_debugger(debugger)
     agent = start_agent(WorldConfig.from_json(config), parts=[CellRunner, handle_requests])
     stage = _KernelCells(kernel, agent)
-    threading.Thread(target=stage.feed, name="rpcbench-cells", daemon=True).start()
+    threading.Thread(target=stage.pass_cells_to_loop, name="rpcbench-cells", daemon=True).start()
     threading.Thread(target=_end_with_world, args=(agent, kernel), name="rpcbench-end", daemon=True).start()
 
 
-def debugger_of(kernel: Any) -> Any:
+def kernel_debugger(kernel: Any) -> Any:
     """Return the debugger of a kernel, which JupyterLab uses; None without debugpy, and in an ipykernel before 7.2,
     which cannot be told to hide frames."""
     found = getattr(kernel, "debugger", None)
@@ -174,7 +174,7 @@ def prepare_debugger(debugger: Any) -> None:
 
 async def _end_stop(kernel: Any) -> None:
     """Have JupyterLab's debugger notice that an interrupt has ended a stop of this thread, which debugpy does not."""
-    debugger = debugger_of(kernel)
+    debugger = kernel_debugger(kernel)
     if debugger is None or _MAIN not in debugger.stopped_threads:
         return
     import debugpy
@@ -226,17 +226,17 @@ class _KernelCells:
         self._serving = self._loop.create_task(self._serve_cells())
         self._serving.add_done_callback(_serving_failed)
 
-    def feed(self) -> None:
+    def pass_cells_to_loop(self) -> None:
         """Pass requested cells to the loop. Runs on a thread of its own, as waiting for them blocks."""
-        for job in self._runner.jobs():
+        for job in self._runner.queued_jobs():
             self._loop.call_soon_threadsafe(self._jobs.put_nowait, job)
 
     async def _serve_cells(self) -> None:
         while True:
             job = await self._jobs.get()
             async with self._kernel._main_asyncio_lock:  # ipykernel's own: one request at a time
-                with self._runner.handling_signals(), self._loan.begin():
-                    self._cell = self._loop.create_task(self._runner.perform(job), context=self._context)
+                with self._runner.handling_signals(), self._loan.lend_shell():
+                    self._cell = self._loop.create_task(self._runner.perform_job(job), context=self._context)
                     await self._cell
                 await _end_stop(self._kernel)
 
@@ -259,7 +259,7 @@ def _serving_failed(serving: asyncio.Task[None]) -> None:
 def _end_with_world(agent: Agent, kernel: Any) -> None:
     """End the process once the world has ended: in good order, unless a cell or a thread keeps running."""
     agent.closing.wait()
-    agent.part(CellRunner).stop()
+    agent.part(CellRunner).stop_serving()
     agent.shutdown(graceful=False)
     atexit.register(_leave_at_exit)
     kernel.io_loop.add_callback(kernel.io_loop.stop)
@@ -270,4 +270,4 @@ def _end_with_world(agent: Agent, kernel: Any) -> None:
 def _leave_at_exit() -> None:
     # The last registered `atexit` function runs first: `leave` runs the others, without the interpreter's cleanup.
     atexit.unregister(_leave_at_exit)
-    leave(0)
+    exit_process(0)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rpcbench.base.errors import CollectiveError, WorkerLostError, counted, nearest
+from rpcbench.base.errors import CollectiveError, WorkerLostError, count_noun, suggest_nearest
 from rpcbench.base.futures import wait_all
 from rpcbench.launch.ranks import GROUP
 from rpcbench.runtime.agent import Agent
@@ -61,7 +61,7 @@ class ClusterMesh:
         sizes = dict(zip(self.dimensions, self.shape, strict=True))
         for name, place in coordinates.items():
             if name not in sizes:
-                raise ValueError(f"this mesh has no dimension {name!r}: {nearest(name, sizes)}")
+                raise ValueError(f"this mesh has no dimension {name!r}: {suggest_nearest(name, sizes)}")
             if place not in range(sizes[name]):
                 raise ValueError(f"{name}={place} is outside the mesh: {name} counts from 0 to {sizes[name] - 1}")
         wanted = coordinates.items()
@@ -97,13 +97,17 @@ class ClusterMesh:
         return f"<table>{caption}<tr>{heads}</tr>{rows}</table>"
 
 
-def make(agent: Agent, workers: Sequence[str], lost: Sequence[str], name: str, sizes: Mapping[str, int]) -> ClusterMesh:
+def make_mesh(
+    agent: Agent, workers: Sequence[str], lost: Sequence[str], name: str, sizes: Mapping[str, int]
+) -> ClusterMesh:
     """Make a mesh of all `workers`. See `BaseCluster.mesh`; `lost` are those that ended and were not started again."""
-    check(name, sizes, workers, lost)
+    check_mesh(name, sizes, workers, lost)
     _ensure_group(agent, workers)
     names, shape = tuple(sizes), tuple(sizes.values())
     calls = [
-        agent.call(each, place, (name, names, shape), timeout=_SECONDS, label="the setup of the mesh", own=True)
+        agent.call(
+            each, make_local_mesh, (name, names, shape), timeout=_SECONDS, label="the setup of the mesh", own=True
+        )
         for each in workers
     ]
     made: list[Placement] = wait_all(calls)
@@ -111,7 +115,7 @@ def make(agent: Agent, workers: Sequence[str], lost: Sequence[str], name: str, s
     return ClusterMesh(name, names, shape, tuple(worker for _, worker in order), made[0].device)
 
 
-def check(name: str, sizes: Mapping[str, int], workers: Sequence[str], lost: Sequence[str]) -> None:
+def check_mesh(name: str, sizes: Mapping[str, int], workers: Sequence[str], lost: Sequence[str]) -> None:
     """Raise ValueError, TypeError or WorkerLostError if no mesh of these sizes can be made of these workers."""
     for word in (name, *sizes):
         if not word.isidentifier() or keyword.iskeyword(word):
@@ -130,13 +134,13 @@ def check(name: str, sizes: Mapping[str, int], workers: Sequence[str], lost: Seq
         )
     if (product := math.prod(sizes.values())) != len(workers):
         raise ValueError(
-            f"{_format_sizes(sizes)} has {counted(product, 'place')}, and this cluster has "
-            f"{counted(len(workers), 'worker')}: "
-            f"cluster.mesh({_format_sizes(fitting(sizes, len(workers)))}) fits"
+            f"{_format_sizes(sizes)} has {count_noun(product, 'place')}, and this cluster has "
+            f"{count_noun(len(workers), 'worker')}: "
+            f"cluster.mesh({_format_sizes(fit_sizes(sizes, len(workers)))}) fits"
         )
 
 
-def fitting(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+def fit_sizes(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     """Return sizes with the product `count`: as near as that allows to those given, from the last dimension on."""
     found: dict[str, int] = {}
     first, *others = sizes
@@ -155,14 +159,16 @@ def _ensure_group(agent: Agent, workers: Sequence[str]) -> None:
     """Make the process group of all workers, unless they have one. CollectiveError if only some have one."""
     from rpcbench.distributed import groups  # here: it loads torch.distributed
 
-    ranks: list[int] = wait_all([agent.call(name, groups.size_here, label=GROUP, own=True) for name in workers])
+    ranks: list[int] = wait_all(
+        [agent.call(name, groups.default_group_size, label=GROUP, own=True) for name in workers]
+    )
     if not any(ranks):
-        wait_all([agent.call(name, found_group, timeout=_SECONDS, label=GROUP, own=True) for name in workers])
+        wait_all([agent.call(name, create_group, timeout=_SECONDS, label=GROUP, own=True) for name in workers])
     elif set(ranks) != {len(workers)}:
         sizes = zip(workers, ranks, strict=True)
         there = ", ".join(f"{name} {f'in one of {size}' if size else 'in none'}" for name, size in sizes)
         raise CollectiveError(
-            f"a mesh needs one process group of all {counted(len(workers), 'worker')}, and they are in different ones "
+            f"a mesh needs one process group of all {count_noun(len(workers), 'worker')}, and they are in different ones "
             f"({there}): run rpcbench.distributed.destroy_process_group() on those, then call mesh again"
         )
 
@@ -174,14 +180,14 @@ class Placement(NamedTuple):
     device: str
 
 
-def found_group() -> None:
+def create_group() -> None:
     """Create the default process group together with all other workers. Called on each worker."""
     from rpcbench.distributed import init_process_group
 
     init_process_group()
 
 
-def place(name: str, dimensions: tuple[str, ...], shape: tuple[int, ...]) -> Placement:
+def make_local_mesh(name: str, dimensions: tuple[str, ...], shape: tuple[int, ...]) -> Placement:
     """Make the mesh together with all other workers, as the variable `name` of this worker's cells."""
     import torch.distributed as c10d
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -190,10 +196,10 @@ def place(name: str, dimensions: tuple[str, ...], shape: tuple[int, ...]) -> Pla
 
     device = "cuda" if "nccl" in c10d.get_backend_config() else "cpu"
 
-    def made() -> DeviceMesh:
+    def init_mesh() -> DeviceMesh:
         return init_device_mesh(device, shape, mesh_dim_names=dimensions)
 
     what = f"mesh({_format_sizes(dict(zip(dimensions, shape, strict=True)))})"
-    mesh = groups.member(None).carry(made, what) if groups.has_world() else made()
+    mesh = groups.member_of(None).run_job(init_mesh, what) if groups.has_world() else init_mesh()
     vars(sys.modules["__main__"])[name] = mesh
     return Placement(tuple(mesh.get_coordinate() or ()), device)

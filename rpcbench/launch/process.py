@@ -22,12 +22,12 @@ from rpcbench.base.errors import ShutdownError
 from rpcbench.base.ids import check_name
 from rpcbench.launch import fork_client
 from rpcbench.launch.base import ExitCallback, ProcessHandle
-from rpcbench.launch.environment import interpreter
+from rpcbench.launch.environment import find_interpreter
 from rpcbench.launch.fork_client import ForkServerClient
 from rpcbench.transport.run_dir import RunDirectory
 
 
-def ended() -> ShutdownError:
+def launcher_closed_error() -> ShutdownError:
     """Return the error of a launcher that is closed."""
     return ShutdownError("this launcher is closed and starts no workers; make a new cluster")
 
@@ -66,18 +66,18 @@ class ForkServerLauncher:
             with contextlib.ExitStack() as every:  # runs all callbacks, the last first, even if one raises
                 for server in held:
                     every.callback(fork_client.give_back, server)
-                    every.callback(server.leave, self._directory.path)
+                    every.callback(server.leave_directory, self._directory.path)
         finally:
-            self._directory.remove()
+            self._directory.remove_directory()
 
     def _working_server(self) -> ForkServerClient:
         """Return a fork server that works. ShutdownError if the launcher is closed."""
         with self._servers_lock:
             if self._closed:
-                raise ended()
-            if not self._servers or not self._servers[-1].works:
+                raise launcher_closed_error()
+            if not self._servers or not self._servers[-1].is_working:
                 self._servers.append(self._take())
-                self._servers[-1].enter(self._directory.path)
+                self._servers[-1].enter_directory(self._directory.path)
                 self._guard_again(self._servers[-1])
             return self._servers[-1]
 
@@ -113,17 +113,17 @@ class ProcessLauncher(ForkServerLauncher):
         self, run_directory: RunDirectory, start: str | None = None, entry: str = ENTRY, python: str | None = None
     ) -> None:
         self.mode = _resolve_mode(start)
-        chosen = interpreter(python)
+        chosen = find_interpreter(python)
         super().__init__(run_directory, lambda: fork_client.take(self.mode, entry, self.environ, chosen))
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
         """See `Launcher`. Workers have the current directory, environment and import path of this process; an RpcError
         contains the last output of the fork server; RuntimeError for a name that no member may have."""
         check_name(config.name)
-        handle = self._working_server().start(config, self._directory.path, on_exit)
+        handle = self._working_server().start_worker(config, self._directory.path, on_exit)
         if self._closed:  # `close` ran meanwhile, and may have missed this worker
-            handle.abandon()
-            raise ended()
+            handle.abandon_process()
+            raise launcher_closed_error()
         return handle
 
 
@@ -137,8 +137,8 @@ def default_mode() -> str:
     return _resolve_mode(None)
 
 
-def _resolve_mode(asked: str | None) -> str:
-    mode = asked or os.environ.get("RPCBENCH_START") or ("fork" if sys.platform == "linux" else "spawn")
+def _resolve_mode(start_mode: str | None) -> str:
+    mode = start_mode or os.environ.get("RPCBENCH_START") or ("fork" if sys.platform == "linux" else "spawn")
     if mode not in _MODES:
         raise ValueError(f"start={mode!r} (or RPCBENCH_START) is not a way to start workers; use one of {_MODES}")
     return mode

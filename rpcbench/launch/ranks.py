@@ -44,18 +44,18 @@ _RANKS = "the setup of the ranks"
 _RESPONSE_SECONDS = 10.0  # to wait for workers that were there before: one that is busy in C may respond much later
 
 
-def settle(
+def begin_generation(
     agent: Agent, ranks: Mapping[str, int], size: int, why: str, new: Collection[str] = ()
 ) -> dict[str, Future[None]]:
     """Begin a generation of `size` ranks: send each worker its rank, with the reason `why`, and return the futures by
     name. The workers `new` have just joined. None begins, with a RuntimeWarning, if rank 0 is on another host and does
     not say where to meet. RpcError if it has no such address."""
-    there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
+    there = agent.machine.read_node(lambda node: {one.name: one for one in node.members.members.values()})
     ranks = {name: rank for name, rank in ranks.items() if name in there}  # others were lost just now
     first = next((name for name, rank in ranks.items() if rank == 0 and there[name].remote), None)
     ports = agent.part(ReservedPorts)
     try:
-        address, port, own = _reserved_at(agent, first, first in new) if first else ports.at(_LOOPBACK)
+        address, port, own = _reserved_at(agent, first, first in new) if first else ports.reserve_at(_LOOPBACK)
     except RpcTimeoutError:
         _warn_of([str(first)])
         return {}
@@ -64,7 +64,9 @@ def settle(
         "WORLD_SIZE": str(size), "MASTER_ADDR": address, "MASTER_PORT": str(port), STORE_PORT: f"{port}:{own}",
         RANK_NAMES: names_of(size),
     }  # fmt: skip
-    places = {name: {**common, "RANK": f"{ranks[name]}", **local_place(name, size, ranks, there)} for name in ranks}
+    places = {
+        name: {**common, "RANK": f"{ranks[name]}", **local_rank_variables(name, size, ranks, there)} for name in ranks
+    }
     # No limit for those that were there before: they get their ranks when they respond.
     limits = {name: UNSET_TIMEOUT if name in new else 0.0 for name in places}
     return {
@@ -75,7 +77,7 @@ def settle(
 
 def _reserved_at(agent: Agent, first: str, is_new: bool) -> tuple[str, int, int]:
     seconds = UNSET_TIMEOUT if is_new else _RESPONSE_SECONDS
-    address, port, own = agent.call(first, reserve, timeout=seconds, label=_RANKS, own=True).wait()
+    address, port, own = agent.call(first, reserve_ports, timeout=seconds, label=_RANKS, own=True).wait()
     return address, port, own
 
 
@@ -84,7 +86,7 @@ def names_of(size: int) -> str:
     return ",".join(f"worker{rank + 1}" for rank in range(size))
 
 
-def local_place(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, Member]) -> dict[str, str]:
+def local_rank_variables(name: str, size: int, ranks: Mapping[str, int], there: Mapping[str, Member]) -> dict[str, str]:
     """Return a worker's rank among those on its host."""
     rank = ranks[name]
     if there[name].remote:  # else the cluster is on one host
@@ -107,7 +109,7 @@ class ReservedPorts:
         while self._release:
             self._release.pop()()
 
-    def at(self, address: str) -> tuple[str, int, int]:
+    def reserve_at(self, address: str) -> tuple[str, int, int]:
         """Return `address`, and two ports that are reserved there until the next call, or until the agent ends."""
         self._release_ports()
         return address, self._reserve_port(address), self._reserve_port(address)
@@ -123,31 +125,31 @@ class ReservedPorts:
         return port
 
 
-def reserve() -> tuple[str, int, int]:
+def reserve_ports() -> tuple[str, int, int]:
     """Return the address at which other workers reach this one, and two ports there. Called on rank 0."""
-    return current.current().part(ReservedPorts).at(address_here())
+    return current.current_agent().part(ReservedPorts).reserve_at(address_here())
 
 
-def await_ranks(told: Mapping[str, Future[None]], new: Collection[str] = ()) -> None:
+def await_ranks(rank_futures: Mapping[str, Future[None]], new: Collection[str] = ()) -> None:
     """Wait until the workers `new` have their ranks, and some seconds for the others. A RuntimeWarning names those that
     do not respond."""
     for name in new:
-        if name in told:
-            _wait_for_rank(told[name])
+        if name in rank_futures:
+            _wait_for_rank(rank_futures[name])
     changes = Condition()
-    for each in told.values():
+    for each in rank_futures.values():
         each.add_done_callback(lambda _: changes.notify_all())
-    changes.wait_for(lambda: all(each.done() for each in told.values()), _RESPONSE_SECONDS)
-    for each in told.values():
+    changes.wait_for(lambda: all(each.done() for each in rank_futures.values()), _RESPONSE_SECONDS)
+    for each in rank_futures.values():
         if each.done():
             _wait_for_rank(each)
-    if late := [name for name, each in told.items() if not each.done()]:
+    if late := [name for name, each in rank_futures.items() if not each.done()]:
         _warn_of(late)
 
 
-def _wait_for_rank(told: Future[None]) -> None:
+def _wait_for_rank(future: Future[None]) -> None:
     with contextlib.suppress(WorkerLostError):  # a lost worker needs no rank
-        told.wait()
+        future.wait()
 
 
 def _warn_of(late: Sequence[str]) -> None:
@@ -179,7 +181,7 @@ def set_rank(place: Mapping[str, str], why: str, generation: int) -> None:
         _Latest.generation = generation
         before = os.environ.get("MASTER_ADDR", ""), int(os.environ.get(STORE_PORT, "0").rpartition(":")[2])
         if used:
-            groups.outdate()  # first: a function of `spmd` that ends meanwhile restores no variable
+            groups.mark_world_outdated()  # first: a function of `spmd` that ends meanwhile restores no variable
         _set_variables(place)
     if used:
         groups.end_generation(why, before)
@@ -188,13 +190,13 @@ def set_rank(place: Mapping[str, str], why: str, generation: int) -> None:
 def _set_variables(place: Mapping[str, str]) -> None:
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # inherited if torchrun started the notebook
     os.environ.update(place)
-    if current.current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
+    if current.current_agent().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
         os.environ["LOCAL_RANK"] = "0"
 
 
 def address_here() -> str:
     """Return the address at which other workers reach this one: loopback if all are on one host."""
-    remote = current.current().config.remote
+    remote = current.current_agent().config.remote
     return listeners.split_address(remote.removeprefix("tls://"))[0] if remote else _LOOPBACK
 
 
@@ -227,6 +229,6 @@ def group(agent: Agent, workers: Sequence[str], chosen: Sequence[str]) -> NamedG
         )
     ranks = tuple(int(name.removeprefix("worker")) - 1 for name in chosen)
     made: list[NamedGroup] = wait_all(
-        [agent.call(name, groups.new, (ranks,), label=GROUP, own=True) for name in workers]
+        [agent.call(name, groups.create_group, (ranks,), label=GROUP, own=True) for name in workers]
     )
     return made[0]

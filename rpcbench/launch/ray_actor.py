@@ -28,7 +28,7 @@ from ray.exceptions import RayError
 from rpcbench.base.errors import RpcError
 from rpcbench.cells.worker_log import tail
 from rpcbench.launch import supervisor
-from rpcbench.launch.base import from_shell
+from rpcbench.launch.base import decode_shell_status
 from rpcbench.transport.hosts import host_id
 
 _AS_GRANDCHILD = ("sh", "-c", '"$@"; exit $?', "sh")
@@ -76,7 +76,7 @@ class WorkerActor:
             with contextlib.suppress(BrokenPipeError):  # it has ended already: its status reports that
                 pipe.write(request)
             status = process.wait()
-        return ActorExit(from_shell(status), words(_stderr_path()) if status else "")
+        return ActorExit(decode_shell_status(status), worker_log_lines(_stderr_path()) if status else "")
 
     def end(self) -> None:
         """End the worker and its child processes at once."""
@@ -96,7 +96,7 @@ def _hearing_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def words(log: str) -> str:
+def worker_log_lines(log: str) -> str:
     """Return the last lines of a log of Ray's, without its marker lines."""
     lines = tail(Path(log)).splitlines() if log else []
     return "\n".join(line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:")))
@@ -114,8 +114,9 @@ _ours: str | None = None  # the name of a session that launchers have begun
 _users = 0  # the number of launchers that use it
 
 
-def enter(address: str | None) -> str | None:
-    """Join or start Ray. Return the name of the session if it is ours, for `leave`. RpcError if that fails."""
+def join_session(address: str | None) -> str | None:
+    """Join or start Ray. Return the name of the session if it is ours, for `release_session`. RpcError if that
+    fails."""
     global _ours, _users
     with _lock:
         if not ray.is_initialized():
@@ -124,8 +125,8 @@ def enter(address: str | None) -> str | None:
                     ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             except Exception as error:  # Ray raises errors of many types
                 raise RpcError(f"Ray cannot be joined or started: {error}") from error
-            _ours, _users = name(), 0
-        elif _ours is None or _ours != name():  # the user's own
+            _ours, _users = session_name(), 0
+        elif _ours is None or _ours != session_name():  # the user's own
             return None
         _users += 1
         return _ours
@@ -143,8 +144,8 @@ def _own_breakpoints() -> Iterator[None]:
             os.environ[HOOK] = before
 
 
-def leave(ours: str | None) -> None:
-    """Release the session that `enter` returned, and end it with its last user."""
+def release_session(ours: str | None) -> None:
+    """Release the session that `join_session` returned, and end it with its last user."""
     global _ours, _users
     with _lock:
         if ours is None or ours != _ours:
@@ -152,11 +153,11 @@ def leave(ours: str | None) -> None:
         _users -= 1
         if not _users:
             _ours = None
-            if name() == ours:  # else the user has ended it, and may have begun another one
+            if session_name() == ours:  # else the user has ended it, and may have begun another one
                 ray.shutdown()
 
 
-def name() -> str:
+def session_name() -> str:
     """Return the unique name of the Ray session; "" if there is none."""
     with contextlib.suppress(RayError, RuntimeError, AttributeError):  # it is just ending
         if ray.is_initialized():
@@ -165,13 +166,13 @@ def name() -> str:
     return ""
 
 
-def check() -> None:
+def check_session() -> None:
     """Raise RpcError if the session has ended."""
     if not ray.is_initialized():
         raise RpcError("Ray was shut down, and the actors that start workers with it: make a new cluster")
 
 
-def tell(act: Callable[..., Any], *arguments: Any) -> None:
+def send_late_request(act: Callable[..., Any], *arguments: Any) -> None:
     """Send a request to Ray, if there is a session, and ignore Ray's errors. For requests that may come late."""
     if ray.is_initialized():  # else Ray would begin a session
         with contextlib.suppress(RayError):  # the actor or group has ended already

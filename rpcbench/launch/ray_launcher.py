@@ -4,8 +4,8 @@ Guarantees
 - Of workers that start together all get bundles, or none starts.
 - The secret goes through Ray's channel to the actor, and by standard input to the worker. Programs that can read
   Ray's traffic or call its actors are trusted.
-- Workers, actors, placement groups and the run directory outlive neither `close` nor this process. A Ray session that
-  this process has is used and kept; if there is none, one is begun, and ended with the last launcher.
+- Workers, actors, placement groups and the run directory outlive neither `remove_groups` nor this process. A Ray
+  session that this process has is used and kept; if there is none, one is begun, and ended with the last launcher.
 - A placement group that Ray cannot place is removed within bounded time, with an error that lists the request and Ray's
   resources. A free bundle is used again; a group is removed when all its bundles are free.
 """
@@ -31,9 +31,9 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
 from rpcbench.launch import ray_actor, supervisor
-from rpcbench.launch.base import UNKNOWN, ExitCallback, ProcessHandle, stopped
-from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, ended
-from rpcbench.launch.ray_actor import Arrival, WorkerActor, tell, words
+from rpcbench.launch.base import UNKNOWN, ExitCallback, ProcessHandle, wait_or_terminate
+from rpcbench.launch.process import OWN_SECONDS, ForkServerLauncher, launcher_closed_error
+from rpcbench.launch.ray_actor import Arrival, WorkerActor, send_late_request, worker_log_lines
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.run_dir import RunDirectory
 
@@ -65,7 +65,7 @@ class Places:
         self._lock = threading.Lock()  # guards `_groups` and their `free`; not held during requests to Ray
         self._groups: list[Group] = []
 
-    def take(self, count: int, who: str, patience: float) -> list[Bundle]:
+    def take_bundles(self, count: int, who: str, patience: float) -> list[Bundle]:
         """Return bundles for `count` workers: free ones, then a new group's. RpcError if Ray has none in time (s)."""
         with self._lock:
             free = [Bundle(group, bundle) for group in self._groups for bundle in sorted(group.free)][:count]
@@ -75,10 +75,10 @@ class Places:
             return [*free, *self._request_bundles(count - len(free), who, patience)]
         except BaseException:
             for place in free:
-                self.give_back(place)
+                self.return_bundle(place)
             raise
 
-    def give_back(self, place: Bundle) -> None:
+    def return_bundle(self, place: Bundle) -> None:
         """Mark a bundle as free, and remove its group if all its bundles are."""
         group = place.group
         with self._lock:
@@ -86,14 +86,14 @@ class Places:
             if group not in self._groups or len(group.free) < group.ray.bundle_count:
                 return
             self._groups.remove(group)
-        tell(remove_placement_group, group.ray)
+        send_late_request(remove_placement_group, group.ray)
 
-    def close(self) -> None:
+    def remove_groups(self) -> None:
         """Remove all groups."""
         with self._lock:
             left, self._groups = self._groups, []
         for group in left:
-            tell(remove_placement_group, group.ray)
+            send_late_request(remove_placement_group, group.ray)
 
     def _request_bundles(self, count: int, who: str, patience: float) -> list[Bundle]:
         if not count:
@@ -157,7 +157,7 @@ class RayLauncher(ForkServerLauncher):
     """A launcher of workers in a Ray cluster. For the methods see `Launcher`.
 
     Args:
-        run_directory: Of the cluster's files; `close` removes it.
+        run_directory: Of the cluster's files; `remove_groups` removes it.
         cpus, gpus, resources: The resources that Ray reserves for each worker.
         strategy: Of the placement group, "STRICT_SPREAD", "SPREAD", "PACK" or "STRICT_PACK"; by default "SPREAD" if
             there are as many nodes as workers, else "PACK".
@@ -195,7 +195,7 @@ class RayLauncher(ForkServerLauncher):
         self._running: set[_RayWorker] = set()
         self._changes = Condition()
         self._places = Places(self._bundle, strategy)
-        self._ours = ray_actor.enter(ray_address)
+        self._ours = ray_actor.join_session(ray_address)
 
     def start(self, config: WorldConfig, on_exit: ExitCallback | None = None) -> ProcessHandle:
         """Start one worker. See `start_all`."""
@@ -207,15 +207,15 @@ class RayLauncher(ForkServerLauncher):
         for config in configs:
             check_name(config.name)
         self._working_server()
-        ray_actor.check()
+        ray_actor.check_session()
         names, patience = [config.name for config in configs], configs[0].start_seconds
-        places = self._places.take(len(configs), ", ".join(names), patience)
+        places = self._places.take_bundles(len(configs), ", ".join(names), patience)
         actors: list[Any] = []
         with ExitStack() as undo:
             for place in places:
-                undo.callback(self._places.give_back, place)
+                undo.callback(self._places.return_bundle, place)
                 actors.append(self._start_actor(place))
-                undo.callback(tell, ray.kill, actors[-1])
+                undo.callback(send_late_request, ray.kill, actors[-1])
             arrivals = _await_actors(actors, names, patience)
             kept = [_RayWorker(*of, on_exit) for of in zip(configs, actors, arrivals, places, strict=True)]
             undo.pop_all()
@@ -244,37 +244,37 @@ class RayLauncher(ForkServerLauncher):
             self._running.add(each)
             name = f"rpcbench-{each.handle.name}"
             threading.Thread(target=self._run_to_end, args=(each,), name=name, daemon=True).start()
-        if self._closed:  # `close` ran meanwhile, and may have missed these workers
+        if self._closed:  # `remove_groups` ran meanwhile, and may have missed these workers
             for each in kept:
-                each.handle.abandon()
-            raise ended()
+                each.handle.abandon_process()
+            raise launcher_closed_error()
         return [each.handle for each in kept]
 
     def _run_to_end(self, kept: _RayWorker) -> None:
-        status = kept.wait()
-        self._places.give_back(kept.place)
-        kept.handle.end(status)
+        status = kept.wait_for_exit()
+        self._places.return_bundle(kept.place)
+        kept.handle.process_ended(status)
         self._running.discard(kept)
         self._changes.notify_all()
 
     def _end_workers(self) -> None:
         try:
-            stopped(lambda: [kept.handle for kept in list(self._running)], self._changes, OWN_SECONDS)
-            self._places.close()
+            wait_or_terminate(lambda: [kept.handle for kept in list(self._running)], self._changes, OWN_SECONDS)
+            self._places.remove_groups()
         finally:
             ours, self._ours = self._ours, None
-            ray_actor.leave(ours)
+            ray_actor.release_session(ours)
 
 
 class RayHandle(ProcessHandle):
     """A worker in a Ray cluster; `pid` is its actor's, on its node."""
 
     local = False
-    told = ""  # how it ended: its last lines, or Ray's reason for the end of its actor
+    end_reason = ""  # how it ended: its last lines, or Ray's reason for the end of its actor
     readable = ""  # the path of the log if it is on this host
 
     def last_words(self) -> str:
-        return self.told or words(self.readable)
+        return self.end_reason or worker_log_lines(self.readable)
 
 
 class _RayWorker:
@@ -288,29 +288,32 @@ class _RayWorker:
         self.handle = RayHandle(config.name, Path(arrival.log), self._signal_worker, on_exit)
         self.handle.host = arrival.hostname
         self.handle.readable = arrival.log if arrival.host == host_id() else ""
-        self.handle.begin(arrival.pid)
-        self._session = ray_actor.name()
+        self.handle.process_created(arrival.pid)
+        self._session = ray_actor.session_name()
         self._call_ended = Event()  # set when the call of `keep` has ended
-        self._done = actor.keep.remote(config.name, supervisor.request(config)).future()
+        self._done = actor.keep.remote(config.name, supervisor.supervisor_request(config)).future()
         self._done.add_done_callback(lambda _: self._call_ended.set())
 
-    def wait(self) -> int:
+    def wait_for_exit(self) -> int:
         """Wait for the worker's end, end its actor, and return the exit status."""
         while not self._call_ended.wait(_GLANCE_SECONDS):
-            if ray_actor.name() != self._session:  # the future of `keep` never completes then
-                self.handle.told = "its Ray session has ended"
+            if ray_actor.session_name() != self._session:  # the future of `keep` never completes then
+                self.handle.end_reason = "its Ray session has ended"
                 return UNKNOWN
         status = self._exit_status()
-        tell(ray.kill, self._actor)
+        send_late_request(ray.kill, self._actor)
         return status
 
     def _exit_status(self) -> int:
         try:
-            status, self.handle.told = self._done.result()
+            status, self.handle.end_reason = self._done.result()
         except RayTaskError as error:
-            status, self.handle.told = 1, str(error)
+            status, self.handle.end_reason = 1, str(error)
         except RayError as error:
-            status, self.handle.told = -signal.SIGKILL if self._killed else UNKNOWN, f"{type(error).__name__}: {error}"
+            status, self.handle.end_reason = (
+                -signal.SIGKILL if self._killed else UNKNOWN,
+                f"{type(error).__name__}: {error}",
+            )
         return int(status)
 
     def _signal_worker(self, which: int) -> None:
@@ -318,9 +321,9 @@ class _RayWorker:
         if which != signal.SIGKILL or self.handle.poll() is not None:
             return
         self._killed = True
-        tell(self._actor.end.remote)
+        send_late_request(self._actor.end.remote)
         # An actor that does not answer is killed, and the worker with it.
-        later = threading.Timer(_END_SECONDS, tell, (ray.kill, self._actor))
+        later = threading.Timer(_END_SECONDS, send_late_request, (ray.kill, self._actor))
         later.daemon = True
         later.start()
 

@@ -71,7 +71,7 @@ def make_launcher(name: str, directory: RunDirectory, options: Mapping[str, Any]
         raise RpcError(f"workers of launcher {name!r} need {missing.name}, which is not installed{how}") from missing
 
 
-def chosen_launcher(
+def choose_launcher(
     name: str | None, kind: str, kernel: str, start: str | None, python: str | None = None
 ) -> tuple[str, dict[str, Any]]:
     """Return name and options of the launcher for these arguments of `Cluster`. ValueError if two contradict."""
@@ -94,8 +94,8 @@ def _load_maker(name: str) -> Make:
     except ModuleNotFoundError:
         raise  # `make_launcher` names the package to install
     except Exception as error:  # of any type
-        told = f"{type(error).__name__}: {error}"
-        raise RpcError(f"the launcher {name!r} ({points[0].value}) cannot be loaded: {told}") from error
+        cause = f"{type(error).__name__}: {error}"
+        raise RpcError(f"the launcher {name!r} ({points[0].value}) cannot be loaded: {cause}") from error
     return make
 
 

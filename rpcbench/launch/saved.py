@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from rpcbench.base.errors import nearest
+from rpcbench.base.errors import suggest_nearest
 
 _TEXT, _NUMBER, _LIST, _TABLE = "a text", "a number", "a list", "a table"
 _TYPES: dict[str, tuple[type, ...]] = {_TEXT: (str,), _NUMBER: (int, float), _LIST: (list,), _TABLE: (dict,)}
@@ -53,7 +53,7 @@ class SavedCluster(NamedTuple):
     arguments: dict[str, Any]  # of `Cluster`
     file: Path  # that has it
 
-    def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def merge_arguments(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of `Cluster` with others in place of some. Variables and options are added to those of
         the file; another launcher or kind takes none of the file's options."""
         made = {**self.arguments}
@@ -73,7 +73,7 @@ class _File(NamedTuple):
     wrong: str  # why none of them is used; empty if the file is trusted
 
 
-def find(name: str) -> SavedCluster:
+def find_cluster(name: str) -> SavedCluster:
     """Return the description of that name.
 
     Raises:
@@ -89,14 +89,14 @@ def find(name: str) -> SavedCluster:
         files.append(file)
     there, where = _names_in_files(files), " and ".join(str(file.path) for file in files if not file.wrong) or "none"
     if there:
-        raise ValueError(f"no cluster {name!r} is saved: {nearest(name, there)}, in {where}")
+        raise ValueError(f"no cluster {name!r} is saved: {suggest_nearest(name, there)}, in {where}")
     raise ValueError(
         f"no cluster {name!r} is saved: write [tool.rpcbench.clusters.{name}] with workers = 4 into pyproject.toml, or "
         f"[clusters.{name}] into {_users_place()}; files that were read: {where}"
     )
 
 
-def names() -> list[str]:
+def saved_cluster_names() -> list[str]:
     """Return the names of saved clusters that can be used. ValueError for a file of this user that is no TOML."""
     return _names_in_files(_existing_files())
 
@@ -140,8 +140,8 @@ def _is_above(file: Path, here: Path) -> str:
     edge = next((folder for folder in (here, *here.parents) if folder == home or (folder / ".git").exists()), None)
     if edge is None or file.parent not in edge.parents:
         return ""
-    told = f"{file} is not used, as it is above {'your home' if edge == home else 'the repository'} {edge}"
-    return f"{told}: copy the tables that you trust to {_users_place()}, as [clusters.lab]"
+    reason = f"{file} is not used, as it is above {'your home' if edge == home else 'the repository'} {edge}"
+    return f"{reason}: copy the tables that you trust to {_users_place()}, as [clusters.lab]"
 
 
 def _read_file(path: Path, keys: tuple[str, ...], wrong: str = "") -> _File:
@@ -163,8 +163,8 @@ def _has_other_writers(file: Path, status: os.stat_result) -> str:
         wrong = wrong or _not_ours(folder, folder.stat(), os.geteuid(), 0)  # root could write in any folder
     if not wrong:
         return ""
-    told = f"{file} is not used, as its descriptions can run commands, and {wrong}"
-    return f"{told}: make it yours alone (chown, chmod go-w), or copy what you trust to another file"
+    reason = f"{file} is not used, as its descriptions can run commands, and {wrong}"
+    return f"{reason}: make it yours alone (chown, chmod go-w), or copy what you trust to another file"
 
 
 def _not_ours(path: Path, status: os.stat_result, *owners: int) -> str:
@@ -213,7 +213,7 @@ def _parse_cluster(name: str, table: Any, file: Path) -> SavedCluster:
         raise ValueError(f"{place}: it has to be a table, with keys such as workers")
     for key, value in table.items():
         if key not in KEYS:
-            raise ValueError(f"{place}: there is no key {key!r}; {nearest(key, KEYS)}")
+            raise ValueError(f"{place}: there is no key {key!r}; {suggest_nearest(key, KEYS)}")
         if isinstance(value, bool) or not isinstance(value, tuple(kind for word in KEYS[key] for kind in _TYPES[word])):
             raise ValueError(f"{place}: {key} has to be {' or '.join(KEYS[key])}, not {value!r}")
     workers = table.get("workers", _WORKERS)

@@ -19,10 +19,11 @@ Guarantees
 #     CellClient.run ─────────────► main thread: SpmdRank, which calls the function
 #     end ────────────────────────► pool thread: end the group
 #
-# A rank that fails writes the reason into the store of the world (`World.breaks`, where the first one wins) and calls
-# `end_world` on the others. There `World.ends` ends the waits for collectives, and interrupts the function by way of
-# `World.when_closed`. The error that this causes in the function is replaced by the reason. After Ctrl-C the notebook
-# calls `end_world` on all ranks, beside the interrupts of the cell, which do not reach a rank that waits in torch.
+# A rank that fails writes the reason into the store of the world (`World.break_on_all_ranks`, where the first one wins)
+# and calls `end_world` on the others. There `World.break_on_this_rank` ends the waits for collectives, and interrupts
+# the function by way of `World.call_when_closed`. The error that this causes in the function is replaced by the reason.
+# After Ctrl-C the notebook calls `end_world` on all ranks, beside the interrupts of the cell, which do not reach a rank
+# that waits in torch.
 
 from __future__ import annotations
 
@@ -47,24 +48,24 @@ from rpcbench.cells.client import PATIENCE, CellClient, CellInputs, CellOptions
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.runner import CellRunner
 from rpcbench.cells.targets import Targets
-from rpcbench.cells.tracebacks import Failed, message, raised
+from rpcbench.cells.tracebacks import Failed, combined_error, error_message
 from rpcbench.distributed import group_functions, groups, stores
 from rpcbench.distributed.stores import wait_until
 from rpcbench.distributed.world import DETECTION_SECONDS, World
 from rpcbench.launch import ranks
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.current import current
+from rpcbench.runtime.current import current_agent
 
 _SECONDS = 600.0  # for a call that makes the group: later than the group's own deadline, whose error names a rank
 _END = "the end of the process group"  # the label of a call, in errors
 _VARIABLE = "_spmd"  # of the cell: the SpmdRank, then its result
 
 
-def chosen(there: Sequence[str], lost: Sequence[str], workers: str | Sequence[str]) -> list[str]:
+def select_ranks(there: Sequence[str], lost: Sequence[str], workers: str | Sequence[str]) -> list[str]:
     """Return the workers by rank. WorkerLostError if one that may be meant is lost."""
     listed = [workers] if isinstance(workers, str) else workers
     words = [part for word in listed for part in word.split(",") if part]
-    names = Targets().find(words, there)
+    names = Targets().select_workers(words, there)
     if lost and not set(words) <= {*names}:  # "all" or a slice
         raise WorkerLostError(
             f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost: start it again with "
@@ -73,24 +74,28 @@ def chosen(there: Sequence[str], lost: Sequence[str], workers: str | Sequence[st
     return names
 
 
-def run(agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any]) -> list[Any]:
+def run_program(agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any]) -> list[Any]:
     """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`."""
     for name in names:
-        agent.sources.use(agent.member(name).id, program)  # an unknown or lost one is an error before anything begins
+        agent.sources.check_function(
+            agent.member(name).id, program
+        )  # an unknown or lost one is an error before anything begins
     _refuse_groups(agent, names)
     place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:
         token = _make_group(agent, names, place, backend)
         results = _run_and_collect(agent, names, program, token)
     except BaseException:
-        _wait_for_calls(_call_ranks(agent, names, end, place, seconds=PATIENCE))
+        _wait_for_calls(_call_ranks(agent, names, end_group, place, seconds=PATIENCE))
         raise
-    _wait_for_calls(_call_ranks(agent, names, end, place))
+    _wait_for_calls(_call_ranks(agent, names, end_group, place))
     return results
 
 
 def _refuse_groups(agent: Agent, names: Sequence[str]) -> None:
-    sizes: list[int] = wait_all([agent.call(name, groups.size_here, label=ranks.GROUP, own=True) for name in names])
+    sizes: list[int] = wait_all(
+        [agent.call(name, groups.default_group_size, label=ranks.GROUP, own=True) for name in names]
+    )
     if inside := [name for name, size in zip(names, sizes, strict=True) if size]:
         raise CollectiveError(
             f"{', '.join(inside)} {'is' if len(inside) == 1 else 'are'} in a process group already, and spmd makes its "
@@ -101,7 +106,9 @@ def _refuse_groups(agent: Agent, names: Sequence[str]) -> None:
 def _make_group(agent: Agent, names: Sequence[str], place: StorePlace, backend: str | None) -> str:
     """Make the process group on all ranks, and return the token of its world."""
     calls = [
-        agent.call(name, found, (place, rank, len(names), backend), timeout=_SECONDS, label=ranks.GROUP, own=True)
+        agent.call(
+            name, init_default_group, (place, rank, len(names), backend), timeout=_SECONDS, label=ranks.GROUP, own=True
+        )
         for rank, name in enumerate(names)
     ]
     try:
@@ -127,18 +134,18 @@ def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], 
             reason = _make_failure(f"rank {names.index(name)} ({name})", label, error)
             _call_ranks(agent, [each for each in names if each != name], end_world, token, reason)
 
-    way = CellOptions(
+    options = CellOptions(
         replayed=False, on_stop=lambda: _call_ranks(agent, names, end_world, token, stopped), on_failure=failed
     )
-    code, ask = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own)
-    answer = agent.part(CellClient).run(OutputDisplay(shell := ipython_shell()), names, code, ask, way)
+    code, inputs = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own)
+    answer = agent.part(CellClient).run(OutputDisplay(shell := ipython_shell()), names, code, inputs, options)
     if answer.failures:
-        raise raised(_first_cause_first(answer.failures), shell)
+        raise combined_error(_first_cause_first(answer.failures), shell)
     return [answer.values[name][_VARIABLE] for name in names]
 
 
 def _make_failure(rank: str, label: str, error: BaseException) -> RankFailedError:
-    said = message(error).removesuffix(": ")
+    said = error_message(error).removesuffix(": ")
     return RankFailedError(f"{rank} failed in {label}: {said}")
 
 
@@ -151,7 +158,7 @@ def _first_cause_first(failures: Sequence[Failed]) -> list[Failed]:
 
 def _make_environments(agent: Agent, names: Sequence[str], run_id: str) -> dict[str, dict[str, str]]:
     """Return torchrun's variables for each worker: libraries ask for them to tell a rank from a notebook."""
-    there = agent.machine.ask(lambda node: {one.name: one for one in node.members.members.values()})
+    there = agent.machine.read_node(lambda node: {one.name: one for one in node.members.members.values()})
     order = {name: rank for rank, name in enumerate(names) if name in there}  # others were lost just now
     size, hosts = len(names), list(dict.fromkeys(there[name].host for name in order))
     common = {
@@ -162,7 +169,7 @@ def _make_environments(agent: Agent, names: Sequence[str], run_id: str) -> dict[
     return {
         name: {
             "RANK": str(rank), "ROLE_RANK": str(rank), "GROUP_RANK": str(hosts.index(there[name].host)),
-            **common, **ranks.local_place(name, size, order, there),
+            **common, **ranks.local_rank_variables(name, size, order, there),
         }
         for name, rank in order.items()
     }  # fmt: skip
@@ -207,9 +214,9 @@ class SpmdRank:
     def __call__(self) -> Any:
         """Call the function on the main thread, in the cell that this value was sent with."""
         vars(sys.modules["__main__"]).pop(_VARIABLE, None)  # it keeps the arguments alive
-        agent, world = current(), groups.member(None, at_work=False).world
+        agent, world = current_agent(), groups.member_of(None, at_work=False).world
         try:
-            with agent.part(CellRunner).interruptible() as interrupt, contextlib.ExitStack() as meanwhile:
+            with agent.part(CellRunner).interruptible_block() as interrupt, contextlib.ExitStack() as meanwhile:
 
                 def end_function() -> None:
                     # A function that ends its world itself raises the reason, or has destroyed its group.
@@ -217,10 +224,10 @@ class SpmdRank:
                         # On a thread of its own: the one that ends the world then has torch's waits to end.
                         agent.submit(interrupt)
 
-                meanwhile.callback(world.when_closed(end_function))
+                meanwhile.callback(world.call_when_closed(end_function))
                 meanwhile.enter_context(_set_environment(self.environ, world))
                 meanwhile.enter_context(_as_script())
-                world.check()  # another rank may have failed before this one began
+                world.raise_if_broken()  # another rank may have failed before this one began
                 return self.program()
         except BaseException as error:
             self._end_after_failure(agent, world, error)
@@ -228,17 +235,19 @@ class SpmdRank:
 
     def _end_after_failure(self, agent: Agent, world: World, error: BaseException) -> None:
         """End the other ranks; raise the reason if the world has ended before, and this error is its consequence."""
-        me = world.named(world.rank)
-        if str(world.reason()) == groups.DESTROYED:  # by the function itself, as torchrun's programs do at their end
+        me = world.rank_label(world.rank)
+        if (
+            str(world.failure_reason()) == groups.DESTROYED
+        ):  # by the function itself, as torchrun's programs do at their end
             self._end_others(agent, world, _make_failure(me, self.label, error))
             return
         if _is_of_backend(error):  # perhaps because a rank has ended, which is reported a little later
-            wait_until(lambda: world.poll_failure() or bool(world.gone()), DETECTION_SECONDS)
-            if gone := world.gone():
-                world.breaks(world.lost(gone, f"while {me} was in {self.label}"))
+            wait_until(lambda: world.poll_failure() or bool(world.ended_ranks()), DETECTION_SECONDS)
+            if gone := world.ended_ranks():
+                world.break_on_all_ranks(world.lost_ranks_error(gone, f"while {me} was in {self.label}"))
         mine = _make_failure(me, self.label, error)
-        world.breaks(mine)
-        reason = world.reason()
+        world.break_on_all_ranks(mine)
+        reason = world.failure_reason()
         assert reason is not None, "it is broken"
         if str(reason) == str(error):
             return
@@ -263,7 +272,7 @@ def _set_environment(wanted: Mapping[str, str], world: World) -> Iterator[None]:
     """Set variables of the environment meanwhile. After a change of the cluster they have the values of that."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
-    if current().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
+    if current_agent().config.gpu:  # CUDA shows this worker one GPU, and programs select number LOCAL_RANK
         os.environ["LOCAL_RANK"] = "0"
     try:
         yield
@@ -289,37 +298,37 @@ def _as_script() -> Iterator[None]:
 def open_store() -> StorePlace:
     """Host the store where the ranks meet. Called on rank 0."""
     address = ranks.address_here()
-    return StorePlace(address, stores.opened_at(address), secrets.token_hex(8))
+    return StorePlace(address, stores.host_store_at(address), secrets.token_hex(8))
 
 
 _over: deque[StorePlace] = deque(maxlen=64)
 """The runs that have ended here."""
 
 
-def found(place: StorePlace, rank: int, size: int, backend: str | None) -> str:
+def init_default_group(place: StorePlace, rank: int, size: int, backend: str | None) -> str:
     """Make the default process group together with the other ranks, and return the token of its world."""
     if backend is not None:
         groups.torch_backend(backend)  # a wrong one is an error before any rank is waited for
     at = stores.InitMethod(address=place.address, port=place.port, hosts_store=False)
     store = stores.store_at(at, groups.RENDEZVOUS_SECONDS)
     group_functions.init_process_group(backend, store=store, rank=rank, world_size=size)
-    if place in _over:  # after Ctrl-C `end` can come first: it notes the run before it looks for a group
-        groups.destroy()
+    if place in _over:  # after Ctrl-C `end_group` can come first: it notes the run before it looks for a group
+        groups.destroy_all_groups()
         raise CollectiveError("the notebook has ended this run before its process group was there")
-    return groups.member(None).world.token
+    return groups.member_of(None).world.token
 
 
 def end_world(token: str, reason: CollectiveError) -> None:
     """End the world of this token, if it is the one here, for a reason that comes from elsewhere."""
     with contextlib.suppress(CollectiveError):  # there is none any more
-        world = groups.member(None, at_work=False).world
+        world = groups.member_of(None, at_work=False).world
         if world.token == token:
-            world.ends(reason)
+            world.break_on_this_rank(reason)
 
 
-def end(place: StorePlace) -> None:
+def end_group(place: StorePlace) -> None:
     """End the process group here, and release the store."""
     _over.append(place)
     vars(sys.modules["__main__"]).pop(_VARIABLE, None)  # the result, which may be large
-    groups.destroy()
-    stores.forget(place.address, place.port)
+    groups.destroy_all_groups()
+    stores.forget_store(place.address, place.port)

@@ -26,7 +26,7 @@ from rpcbench.launch.status import WorkerRecord
 from rpcbench.launch.worker_main import STACKS_SIGNAL, stacks_file
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.deadlocks import Watchdog, is_idle
-from rpcbench.runtime.handles import is_the_users
+from rpcbench.runtime.handles import is_user_file
 from rpcbench.transport.hosts import host_id
 
 _DUMP_SECONDS = 5.0  # for a process to handle the signal
@@ -41,17 +41,17 @@ class StackReport(str):
     __repr__ = str.__str__
 
 
-def report(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRecord]) -> StackReport:
+def stack_report(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRecord]) -> StackReport:
     """Report where the threads of these workers are. `watched` has the locations of the workers, as far as the cluster
     has them. UnknownWorkerError; WorkerLostError for one that is lost."""
     ids = {name: agent.member(name).id for name in names}  # before the wait: one may be lost meanwhile
-    told = agent.part(Watchdog).stacks(names)
+    stack_texts = agent.part(Watchdog).thread_stacks(names)
     places = {record.name: record for record in watched}
     client = agent.part(CellClient) if agent.has(CellClient) else None
     texts = []
     for name in names:
-        code = client.code_at(ids[name]) if client else ""
-        text = told.get(name) or _from_outside(agent, name, places.get(name), code)
+        code = client.code_on_worker(ids[name]) if client else ""
+        text = stack_texts.get(name) or _from_outside(agent, name, places.get(name), code)
         if code:
             first, *rest = text.split("\n")
             text = "\n".join([first.replace(_IDLE, ":"), f"  runs the cell: {_shorten_code(code)}", *rest])
@@ -94,8 +94,8 @@ def _report_from_dump(name: str, pid: int, file: Path, code: str) -> str:
         return f"{name} does not respond, and its process {pid} handled no signal within {_DUMP_SECONDS:g} s"
     why = "its code lets no other thread run, or its host is overloaded"
     lines = [f"{name} does not respond: {why}. From outside:"]
-    for thread in parsed(text):
-        lines += [f"  {thread.name}", *(f"      {frame}" for frame in thread.lines(name, code))]
+    for thread in parse_dump(text):
+        lines += [f"  {thread.name}", *(f"      {frame}" for frame in thread.report_lines(name, code))]
     return "\n".join(lines)
 
 
@@ -144,12 +144,12 @@ class DumpedThread(NamedTuple):
     @property
     def is_the_users(self) -> bool:
         """Whether it is in the user's program, as for `runtime.deadlocks`."""
-        return any(is_the_users(frame.file) and not is_idle(frame.file) for frame in self.frames)
+        return any(is_user_file(frame.file) and not is_idle(frame.file) for frame in self.frames)
 
-    def lines(self, worker: str, code: str) -> list[str]:
+    def report_lines(self, worker: str, code: str) -> list[str]:
         """Return its frames of the user's program, without those of IPython, which run the cell; all if there are none.
         `code`: the cell that runs."""
-        frames = [frame for frame in self.frames if is_the_users(frame.file)] if self.is_the_users else [*self.frames]
+        frames = [frame for frame in self.frames if is_user_file(frame.file)] if self.is_the_users else [*self.frames]
         outermost = max((n for n, frame in enumerate(frames) if _CELL.fullmatch(frame.file)), default=len(frames))
         return [_format_frame(frame, worker, code) for frame in frames[: outermost + 1]]
 
@@ -166,7 +166,7 @@ def _format_frame(frame: StackLine, worker: str, code: str) -> str:
     return f"{place}{inside}{f': {text}' if text else ''}"
 
 
-def parsed(dump: str) -> list[DumpedThread]:
+def parse_dump(dump: str) -> list[DumpedThread]:
     """Return the threads of a report by faulthandler that are in the user's program; all if none is."""
     blocks = [block.splitlines() for block in dump.split("\n\n") if block.strip()]
     threads = []

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from rpcbench.base.errors import RpcError
-from rpcbench.launch.base import Handle, ending
+from rpcbench.launch.base import Handle, exit_status_text
 
 _LINES = 6  # of each log, in the error of a timeout
 _LONGER = "To wait longer: Cluster(2, patience=300), in a notebook %cluster start 2 --patience 300."
@@ -21,25 +21,25 @@ _NOT_INSTALLED = ("No module named rpcbench", "No module named 'rpcbench'")
 _INSTALL = "Install rpcbench there, or name an interpreter that has it: python=PATH."
 
 
-def ended_early(handle: Handle, status: int) -> RpcError:
+def early_end_error(handle: Handle, status: int) -> RpcError:
     """Return the error of a worker that ended before it served."""
-    command, words = command_of(handle), handle.last_words()
-    subject = f"the command that starts {place_of(handle)}" if command else place_of(handle)
-    lines = [f"{subject} ended ({ending(status)}) before {handle.name if command else 'it'} could serve"]
+    command, words = start_command(handle), handle.last_words()
+    subject = f"the command that starts {worker_place(handle)}" if command else worker_place(handle)
+    lines = [f"{subject} ended ({exit_status_text(status)}) before {handle.name if command else 'it'} could serve"]
     lines[0] += f":\n{words}" if words else ", and wrote no output"
     lines += [f"The command: {command}"] if command else []
     lines += [_INSTALL] if any(sign in words for sign in _NOT_INSTALLED) else []
     return RpcError("\n".join(lines))
 
 
-def too_late(missing: Sequence[Handle], came: Sequence[str], seconds: float, address: str) -> RpcError:
+def late_start_error(missing: Sequence[Handle], joined_names: Sequence[str], seconds: float, address: str) -> RpcError:
     """Return the error of workers that did not join in time. `address`: where those on other hosts dial the notebook;
     empty if all are here."""
     names = ", ".join(handle.name for handle in missing)
-    others = f" ({', '.join(came)} joined)" if came else ""
+    others = f" ({', '.join(joined_names)} joined)" if joined_names else ""
     first = f"timed out after {seconds:g} s waiting for {names} to join{others}"
     states = [_describe_state(handle, address) for handle in missing]
-    advice = [_OVERLAP] if any(_is_exclusive_step(command_of(handle)) for handle in missing) else []
+    advice = [_OVERLAP] if any(_is_exclusive_step(start_command(handle)) for handle in missing) else []
     return RpcError("\n".join([first, *states, *advice, _LONGER]))
 
 
@@ -51,19 +51,19 @@ def _is_exclusive_step(command: str) -> bool:
 
 def _describe_state(handle: Handle, address: str) -> str:
     """Describe a worker that has not joined yet."""
-    command, words = command_of(handle), handle.last_words().splitlines()[-_LINES:]
+    command, words = start_command(handle), handle.last_words().splitlines()[-_LINES:]
     dials = f", which dials the notebook at {address}" if address else ""
     runs = f"its command still runs, {command}" if command else f"its process {handle.pid} still runs"
-    lines = [f"{place_of(handle)}{dials}: {runs}; {'its last output:' if words else 'it has written nothing'}"]
+    lines = [f"{worker_place(handle)}{dials}: {runs}; {'its last output:' if words else 'it has written nothing'}"]
     return "\n  ".join([*lines, *words])
 
 
-def place_of(handle: Handle) -> str:
+def worker_place(handle: Handle) -> str:
     """Return the name of a worker, and its host if its launcher has chosen one."""
     host = getattr(handle, "host", "")
     return f"{handle.name} on {host}" if host else handle.name
 
 
-def command_of(handle: Handle) -> str:
+def start_command(handle: Handle) -> str:
     """Return the command that starts a worker; empty if its launcher uses none."""
     return str(getattr(handle, "command", ""))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import psutil
 
-from rpcbench.base.errors import RpcError, counted
+from rpcbench.base.errors import RpcError, count_noun
 from rpcbench.base.ids import Row, Table
 from rpcbench.launch.worker_main import WorkerLocation
 from rpcbench.runtime import gpus
@@ -33,7 +33,7 @@ from rpcbench.transport.hosts import host_id
 _COUNTS = Path("/proc/vmstat")
 
 
-def oom_kills() -> int:
+def oom_kill_count() -> int:
     """Return how many processes of this host the system killed for lack of memory since boot; 0 if unknown."""
     # A change of this count is the only sign that a SIGKILL came from the system.
     with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def check_descriptors(n: int) -> None:
     left = process.rlimit(psutil.RLIMIT_NOFILE)[0] - process.num_fds()
     if left < n * DESCRIPTORS:
         raise RpcError(
-            f"Too many open files: to start {counted(n, 'worker')} opens about {n * DESCRIPTORS} in this process, and "
+            f"Too many open files: to start {count_noun(n, 'worker')} opens about {n * DESCRIPTORS} in this process, and "
             f"it may open {max(0, left)} more; allow more with `ulimit -n` before it starts, or close some"
         )
 
@@ -77,10 +77,10 @@ def resource_warnings(n: int, mode: str) -> Iterator[str]:
         return
     there = cores()
     if n > there:
-        yield f"{counted(n, 'worker')} on {counted(there, 'core')}: when all compute, they take turns."
+        yield f"{count_noun(n, 'worker')} on {count_noun(there, 'core')}: when all compute, they take turns."
     free, needed = psutil.virtual_memory().available, n * EACH[mode]
     if needed > free:
-        many = f"{counted(n, 'worker')} need{'s' if n == 1 else ''}"
+        many = f"{count_noun(n, 'worker')} need{'s' if n == 1 else ''}"
         room = f"there is room for {free // EACH[mode] or 'none'}"
         yield f"{many} about {needed / _GB:.1f} GB of memory, and {free / _GB:.1f} GB are free: {room}."
 
@@ -151,7 +151,7 @@ def _gpu_words(gpu: Gpu | None) -> tuple[str, str, str]:
         return "", "", ""
     known = gpu.memory is not None and gpu.total is not None
     memory = f"{(gpu.memory or 0) / _GB:.1f} of {(gpu.total or 0) / _GB:.1f} GB" if known else "?"
-    return gpu.label, memory, "?" if gpu.use is None else f"{gpu.use * 100:.0f} %"
+    return gpu.gpu_label, memory, "?" if gpu.use is None else f"{gpu.use * 100:.0f} %"
 
 
 def _format_duration(seconds: float) -> str:
@@ -178,7 +178,7 @@ class ProcessSampler:
         self._memory = memory  # False: skip it, as it takes longest to read
         self._before: dict[int, tuple[float, float]] = {}  # by pid: time of the last look, CPU seconds until then
 
-    def at(self, workers: Iterable[WorkerRecord]) -> ClusterStatus:
+    def sample_workers(self, workers: Iterable[WorkerRecord]) -> ClusterStatus:
         return ClusterStatus([self._sample_worker(worker) for worker in workers])
 
     def _sample_worker(self, worker: WorkerRecord) -> WorkerStatus:
@@ -188,7 +188,7 @@ class ProcessSampler:
         if not worker.lost and state != "has ended":
             here, gpu = place.host == host_id(), place.gpu
             figures = self._measure_process(place.pid) if here else (None, None, None)
-            gpu = gpus.measured(gpu) if here and gpu else gpu
+            gpu = gpus.measure_gpu(gpu) if here and gpu else gpu
         return WorkerStatus(
             worker.name, place.pid, state, worker.incarnation, place.hostname, *figures, worker.calls, gpu
         )
@@ -224,23 +224,23 @@ class LaunchedTable:
         self._started, self._log = started, log
         self._lock = threading.Lock()  # guards `_rows`: panels read them on other threads
         self._rows: Table = {}
-        agent.bus.register("launched", self.table)
-        agent.part(Health).others.append(self.look)
+        agent.bus.register_table("launched", self.table)
+        agent.part(Health).others.append(self.update_rows)
 
     def table(self) -> Table:
         with self._lock:
             return dict(self._rows)
 
-    def look(self) -> None:
+    def update_rows(self) -> None:
         """Update the table."""
         now = {str(one.id): _make_row(one, self._log(one.name)) for one in self._started()}
         with self._lock:
             before, self._rows = self._rows, now
         for key in before.keys() - now.keys():
-            self._bus.note("ProcessForgotten", "launched", key, lambda: None)
+            self._bus.record_change("ProcessForgotten", "launched", key, lambda: None)
         for key, row in now.items():
             if before.get(key) != row:
-                self._bus.note("ProcessChanged", "launched", key, partial(now.get, key))
+                self._bus.record_change("ProcessChanged", "launched", key, partial(now.get, key))
 
 
 def _make_row(one: WorkerRecord, log: str) -> Row:

@@ -34,7 +34,7 @@ from rpcbench.launch.environment import is_installed
 from rpcbench.launch.fork_server import TERM_SECONDS, Request, kill_group, signal_group
 from rpcbench.transport import hosts, listeners
 from rpcbench.transport.hosts import host_id
-from rpcbench.transport.preambles import WELCOME, preamble
+from rpcbench.transport.preambles import WELCOME, make_preamble
 from rpcbench.transport.run_dir import RunDirectory
 
 ENTRY = "rpcbench.launch.worker_main:remote_main"
@@ -46,24 +46,24 @@ _REACH_PAUSE = 0.1  # seconds between two tries
 _BOOTSTRAP = str(Path(__file__).with_name("worker_bootstrap.py"))
 
 
-def request(config: WorldConfig) -> bytes:
+def supervisor_request(config: WorldConfig) -> bytes:
     """Return the request for a worker's supervisor: the line for its standard input."""
-    told = {
+    fields = {
         "config": config.to_json(),
         "versions": _required_versions(),
         "cwd": str(Path.cwd()),
         "sys_path": [entry for entry in sys.path if isinstance(entry, str) and not is_installed(entry)],
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
     }
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(fields).encode() + b"\n"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the worker of this name to its end, and return the exit status."""
     try:
-        with _provide_directory(_read_request(arguments)) as asked:
-            grace = WorldConfig.from_json(asked["config"]).stop_seconds
-            return _Supervisor(_start_worker(asked), grace).status()
+        with _provide_directory(_read_request(arguments)) as worker_request:
+            grace = WorldConfig.from_json(worker_request["config"]).stop_seconds
+            return _Supervisor(_start_worker(worker_request), grace).wait_for_status()
     except RpcError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -83,10 +83,10 @@ def _read_request(arguments: Sequence[str]) -> Request:
             f"{arguments[0]} received no world to join: the command must forward standard input (srun does, "
             "docker and kubectl need -i), and its launcher must still run"
         )
-    asked: Request = json.loads(line)
-    if asked["versions"] != _required_versions():
-        raise VersionMismatch(", ".join(_required_versions()), ", ".join(asked["versions"]), "the notebook")
-    return {**asked, "name": arguments[0]}
+    worker_request: Request = json.loads(line)
+    if worker_request["versions"] != _required_versions():
+        raise VersionMismatch(", ".join(_required_versions()), ", ".join(worker_request["versions"]), "the notebook")
+    return {**worker_request, "name": arguments[0]}
 
 
 def _required_versions() -> list[str]:
@@ -95,18 +95,18 @@ def _required_versions() -> list[str]:
 
 
 @contextlib.contextmanager
-def _provide_directory(asked: Request) -> Iterator[Request]:
+def _provide_directory(worker_request: Request) -> Iterator[Request]:
     """Provide a directory for the worker's sockets, and yield the request with it."""
-    config = WorldConfig.from_json(asked["config"])
+    config = WorldConfig.from_json(worker_request["config"])
     if hosts.is_shared(config.host, config.directory):  # the notebook's host: its directory serves
-        yield asked
+        yield worker_request
         return
     _check_reachable(config)
     directory = RunDirectory()
     try:
-        yield {**asked, "config": replace(config, directory=str(directory.path), host=host_id()).to_json()}
+        yield {**worker_request, "config": replace(config, directory=str(directory.path), host=host_id()).to_json()}
     finally:
-        directory.remove()
+        directory.remove_directory()
 
 
 def _check_reachable(config: WorldConfig) -> None:
@@ -138,7 +138,7 @@ def _first_answer(place: tuple[str, int], secret: bytes) -> str:
 
 def _one_answer(place: tuple[str, int], secret: bytes) -> str:
     with socket.create_connection(place, _REACH_SECONDS) as sock:
-        sock.sendall(preamble(secret))
+        sock.sendall(make_preamble(secret))
         try:
             answer = sock.recv(len(WELCOME))
         except TimeoutError:  # the notebook is busy, as its system has answered: the worker will try for longer
@@ -146,29 +146,29 @@ def _one_answer(place: tuple[str, int], secret: bytes) -> str:
     return "" if answer == WELCOME else "another service answers, or a cluster with another secret"
 
 
-def _start_worker(asked: Request) -> subprocess.Popen[bytes]:
+def _start_worker(worker_request: Request) -> subprocess.Popen[bytes]:
     """Start the worker, with this host's Python and environment, the variables of the request, and the notebook's
     directories if they exist here."""
-    threads = asked["threads"]
+    threads = worker_request["threads"]
     here = {**({"OMP_NUM_THREADS": threads} if threads else {}), **os.environ}
-    environ = WorldConfig.from_json(asked["config"]).pinned(here)
-    cwd, theirs = _accessible_paths(asked)
-    told = {
-        "config": asked["config"], "entry": ENTRY, "log": None, "parent": os.getpid(), "environ": environ, "cwd": cwd,
+    environ = WorldConfig.from_json(worker_request["config"]).pinned_environment(here)
+    cwd, theirs = _accessible_paths(worker_request)
+    bootstrap_request = {
+        "config": worker_request["config"], "entry": ENTRY, "log": None, "parent": os.getpid(), "environ": environ, "cwd": cwd,
         "sys_path": [*theirs, *(entry for entry in sys.path if entry not in theirs)],
     }  # fmt: skip
-    command = [sys.executable, "-P", _BOOTSTRAP, asked["name"]]
+    command = [sys.executable, "-P", _BOOTSTRAP, worker_request["name"]]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ)
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # it has ended already: its status reports that
-        pipe.write(json.dumps(told).encode())
+        pipe.write(json.dumps(bootstrap_request).encode())
     return child
 
 
-def _accessible_paths(asked: Request) -> tuple[str, list[str]]:
+def _accessible_paths(worker_request: Request) -> tuple[str, list[str]]:
     """Return the directory and import path of the worker: the notebook's, as far as this user can access them here."""
-    cwd = asked["cwd"] if os.access(f"{asked['cwd']}/", os.X_OK) else str(Path.cwd())
-    return cwd, [entry for entry in asked["sys_path"] if os.access(entry or cwd, os.R_OK)]
+    cwd = worker_request["cwd"] if os.access(f"{worker_request['cwd']}/", os.X_OK) else str(Path.cwd())
+    return cwd, [entry for entry in worker_request["sys_path"] if os.access(entry or cwd, os.R_OK)]
 
 
 class _Supervisor:
@@ -191,7 +191,7 @@ class _Supervisor:
         self._selector.register(self._wake, selectors.EVENT_READ, self._signal_received)
         self._selector.register(0, selectors.EVENT_READ, self._read_commands)
 
-    def status(self) -> int:
+    def wait_for_status(self) -> int:
         """Wait for the end of the worker, kill the processes that it started, and return the exit status."""
         while (status := self._child.poll()) is None:
             for key, _ in self._selector.select(None if self._due is None else max(0.0, self._due - time.monotonic())):

@@ -21,9 +21,9 @@ from operator import length_hint
 from typing import Any, Generic, TypeVar
 
 from rpcbench.base.conditions import Condition, Listeners
-from rpcbench.base.futures import blocked
-from rpcbench.base.rebuild import add_note, words
-from rpcbench.launch.task_pool import PoolTask, TaskPool, called, worker_lost
+from rpcbench.base.futures import release_slot
+from rpcbench.base.rebuild import add_note, format_value
+from rpcbench.launch.task_pool import PoolTask, TaskPool, check_function, is_worker_loss
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -45,15 +45,15 @@ class _Ends:
         self.changes = Condition()
         self.listeners = Listeners()
 
-    def note(self, number: int, task: futures.Future[Any]) -> None:
+    def record_end(self, number: int, task: futures.Future[Any]) -> None:
         """Called by the task, on any thread."""
         failed = not task.cancelled() and task.exception() is not None
         self.numbers.append(number)
         if failed and not self.failed:
             self.failed = True
-            self._pool.cancel_waiting()  # after the number: the tasks that this cancels come behind the one that failed
+            self._pool.cancel_waiting_tasks()  # after the number: the tasks that this cancels come behind the one that failed
         self.changes.notify_all()
-        self.listeners.notify()
+        self.listeners.notify_listeners()
 
 
 class _Dropped:
@@ -73,14 +73,14 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         self, pool: TaskPool, function: Callable[[S], T], items: Iterable[S], ordered: bool, retries: int, shown: bool
     ) -> None:
         self._tasks: dict[int, tuple[PoolTask[T], Any]] = {}  # with their items, by number: drawn and not taken
-        self._pool, self._function = pool, called("map", function)
+        self._pool, self._function = pool, check_function("map", function)
         if not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries={retries!r}: an item runs again a whole number of times, 0 for never")
         self._retries, self._ordered = retries, ordered
         try:
             self._items: Iterator[Any] | None = iter(items)
         except TypeError as error:
-            text = f"cluster.map takes its items from an iterable; {words(items, _SHORT.repr)} is not one"
+            text = f"cluster.map takes its items from an iterable; {format_value(items, _SHORT.repr)} is not one"
             raise TypeError(text) from error
         self._failure: Exception | None = None  # of the items' iterator
         self._drawn = self._taken = 0
@@ -98,7 +98,7 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         try:
             if not self._prepare_next():
                 raise StopIteration
-            with blocked():
+            with release_slot():
                 self._ends.changes.wait_for(self._is_result_ready)
             return self._take_result()
         except BaseException:
@@ -173,8 +173,8 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         task, number = PoolTask(self._function, (item,), {}, self._retries), self._drawn
         self._drawn += 1
         self._tasks[number] = task, item
-        task.add_done_callback(partial(self._ends.note, number))
-        self._pool.put(task)
+        task.add_done_callback(partial(self._ends.record_end, number))
+        self._pool.put_task(task)
 
     def _is_result_ready(self) -> bool:
         """Return whether the next result can be taken."""
@@ -184,16 +184,16 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
 
     async def _await_result(self) -> None:
         """Wait until the next result can be taken, without blocking the event loop."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        loop, end_event = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(news.set)
+            loop.call_soon_threadsafe(end_event.set)
 
-        stop = self._ends.listeners.add(wake)
+        stop = self._ends.listeners.add_callback(wake)
         try:
             while not self._is_result_ready():
-                await news.wait()
-                news.clear()
+                await end_event.wait()
+                end_event.clear()
         finally:
             stop()
 
@@ -214,8 +214,8 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         return task.result()
 
     def _describe_item(self, number: int, item: Any, error: BaseException) -> str:
-        place = f"while cluster.map ran item {number}: {words(item, _SHORT.repr)}"
-        if worker_lost(error) and not self._retries:
+        place = f"while cluster.map ran item {number}: {format_value(item, _SHORT.repr)}"
+        if is_worker_loss(error) and not self._retries:
             return f"{place}; with retries=1 an item of a lost worker runs once more, on another worker"
         return place
 
@@ -223,7 +223,7 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
 def _stop_tasks(pool: TaskPool, tasks: Iterable[PoolTask[Any]]) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for task in tasks:
-        task.stop()
+        task.stop_task()
 
 
 def _make_bar(items: object) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RemoteError, RpcError, ShutdownError, WorkerLostError
-from rpcbench.base.futures import Answer, Future, blocked
+from rpcbench.base.futures import Answer, Future, release_slot
 from rpcbench.cells.targets import ALL, Targets
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.locked_node import uninterrupted
@@ -43,30 +43,30 @@ class PoolTask(futures.Future[T]):
         self.stopped = False
         self._call: Future[T] | None = None  # in flight
 
-    def stop(self) -> None:
+    def stop_task(self) -> None:
         """Cancel the task even if it runs: `rpc.cancelled()` is True in its function, and CallCancelled its error."""
         self.stopped = True
         if not self.cancel() and (call := self._call) is not None:
             call.cancel()
 
-    def sent(self, call: Future[T]) -> None:
+    def call_sent(self, call: Future[T]) -> None:
         """Take the call that runs the task."""
         self._call = call
         if self.stopped:  # tested after `_call` is set, and set before that is read: one of the two threads cancels it
             call.cancel()
 
-    def to_run(self) -> bool:
+    def is_to_run(self) -> bool:
         """Return whether the task is still to run: not if it was cancelled while it waited."""
         return self.running() or self.set_running_or_notify_cancel()  # it runs already if it is to run again
 
-    def runs_again(self, error: Exception | None) -> bool:
+    def consume_retry(self, error: Exception | None) -> bool:
         """Return whether this error of its call lets the task run again, and count that."""
-        if not worker_lost(error) or not self.retries:
+        if not is_worker_loss(error) or not self.retries:
             return False
         self.retries -= 1
         return True
 
-    def end(self, value: Any, error: Exception | None) -> None:
+    def resolve_task(self, value: Any, error: Exception | None) -> None:
         """Resolve the task. Its arguments are freed, also if the future is kept."""
         self.request = self._call = None
         if error is None:
@@ -93,10 +93,10 @@ class TaskPool(futures.Executor):
         self._refused = ""  # why tasks are not taken; empty while they are
         self._has_stopped = False  # the agent has stopped: nothing can run any more
         self._ends = Condition()  # notified when a task has ended
-        agent.part(OpenPools).add(self)
-        if not agent.running:  # tested after `add`: an agent that stops from now on ends this pool, too
+        agent.part(OpenPools).add_pool(self)
+        if not agent.running:  # tested after `add_pool`: an agent that stops from now on ends this pool, too
             raise ShutdownError(_SHUT_DOWN)
-        found = Targets().find(self._words, [*self._serving_workers()])
+        found = Targets().select_workers(self._words, [*self._serving_workers()])
         for name in found:
             agent.member(name)
         if not any(ALL in word.split(",") for word in self._words):  # a slice means the workers of now
@@ -104,9 +104,9 @@ class TaskPool(futures.Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
         """Run `fn(*args, **kwargs)` on a worker as soon as one is free, and return a `concurrent.futures.Future`."""
-        return self.put(PoolTask(called("submit", fn), args, kwargs, 0))
+        return self.put_task(PoolTask(check_function("submit", fn), args, kwargs, 0))
 
-    def put(self, task: PoolTask[T]) -> PoolTask[T]:
+    def put_task(self, task: PoolTask[T]) -> PoolTask[T]:
         """Queue a task. ShutdownError if the pool or the cluster is shut down."""
         with uninterrupted:
             with self._lock:
@@ -115,19 +115,19 @@ class TaskPool(futures.Executor):
                 self._queue.append(task)
                 self._left.add(task)
             task.add_done_callback(self._task_ended)
-            self.wake()
+            self.wake_sender()
         return task
 
     def workers(self) -> dict[str, int]:
         """Return the ids of the selected workers that serve now, by name."""
         there = self._serving_workers()
         try:
-            names = Targets().find(self._words, [*there])
+            names = Targets().select_workers(self._words, [*there])
         except RuntimeError:  # no worker is left that the words mean
             names = []
         return {name: there[name] for name in names if name in there}
 
-    def cancel_waiting(self) -> None:
+    def cancel_waiting_tasks(self) -> None:
         """Cancel all tasks that have not begun."""
         with self._lock:
             waiting = [*self._queue]
@@ -144,19 +144,19 @@ class TaskPool(futures.Executor):
         with self._lock:
             self._refused = self._refused or _CLOSED
         if cancel_futures:
-            self.cancel_waiting()
+            self.cancel_waiting_tasks()
         if wait:
-            with blocked():
+            with release_slot():
                 self._ends.wait_for(lambda: not self._left)
 
-    def abandon(self) -> None:
+    def abandon_tasks(self) -> None:
         """End all tasks that wait: the agent has stopped."""
         with self._lock:
             self._refused, self._has_stopped = _SHUT_DOWN, True
             waiting, self._queue = self._queue, deque()
         _fail_tasks(waiting, ShutdownError, _SHUT_DOWN)
 
-    def wake(self) -> None:
+    def wake_sender(self) -> None:
         """Have a pool thread send the tasks that can be sent now."""
         with self._lock:
             self._wakes += 1
@@ -198,7 +198,7 @@ class TaskPool(futures.Executor):
         return None
 
     def _send_task(self, task: PoolTask[Any], worker: str) -> None:
-        if not task.to_run() or task.request is None:
+        if not task.is_to_run() or task.request is None:
             self._free_worker(worker)
             return
         function, args, kwargs = task.request
@@ -207,7 +207,7 @@ class TaskPool(futures.Executor):
         except Exception as error:  # noqa: BLE001  (any error of the call is the task's)
             self._reply_received(task, worker, partial(_raise_error, error))
         else:
-            task.sent(call)
+            task.call_sent(call)
             call.add_done_callback(lambda done: self._reply_received(task, worker, done.value))
 
     def _reply_received(self, task: PoolTask[Any], worker: str, answer: Answer) -> None:
@@ -216,20 +216,20 @@ class TaskPool(futures.Executor):
             value = answer()
         except Exception as failure:  # noqa: BLE001  (as above)
             error = failure.with_traceback(None)  # frames of the runtime, which would keep the task alive
-        again = task.runs_again(error)
+        again = task.consume_retry(error)
         if again:
             with self._lock:
                 again = not self._has_stopped
                 if again:
                     self._queue.appendleft(task)
         if not again:
-            task.end(value, error)  # first: its callbacks may cancel the tasks that wait
+            task.resolve_task(value, error)  # first: its callbacks may cancel the tasks that wait
         self._free_worker(worker)
 
     def _free_worker(self, worker: str) -> None:
         with self._lock:
             self._busy.discard(worker)
-        self.wake()
+        self.wake_sender()
 
     def _task_ended(self, task: futures.Future[Any]) -> None:
         with self._lock:
@@ -250,12 +250,14 @@ class OpenPools:
     def __init__(self, agent: Agent) -> None:
         self._lock = threading.Lock()
         self._pools: weakref.WeakSet[TaskPool] = weakref.WeakSet()
-        agent.on_member(lambda kind, who, reason: self._notify_pools(TaskPool.wake) if kind == "joined" else None)
+        agent.on_member(
+            lambda kind, who, reason: self._notify_pools(TaskPool.wake_sender) if kind == "joined" else None
+        )
         # Before the calls in flight fail, or no task would wait any more.
         for ending in agent.hooks.on_leave, agent.hooks.on_end:
-            ending.append(lambda: self._notify_pools(TaskPool.abandon))
+            ending.append(lambda: self._notify_pools(TaskPool.abandon_tasks))
 
-    def add(self, pool: TaskPool) -> None:
+    def add_pool(self, pool: TaskPool) -> None:
         with self._lock:
             self._pools.add(pool)
 
@@ -266,13 +268,13 @@ class OpenPools:
             tell(pool)
 
 
-def worker_lost(error: BaseException | None) -> bool:
+def is_worker_loss(error: BaseException | None) -> bool:
     """Return whether a task ended because its worker was lost."""
     # An error of the function itself has a RemoteError as its cause, also a WorkerLostError of a call that it made.
     return isinstance(error, WorkerLostError) and not isinstance(error.__cause__, RemoteError)
 
 
-def called(method: str, function: Callable[P, T]) -> Callable[P, T]:
+def check_function(method: str, function: Callable[P, T]) -> Callable[P, T]:
     """Return the function. TypeError, in the name of a method of clusters, if it is none."""
     if not callable(function):
         raise TypeError(f"cluster.{method} runs a function, its first argument; {function!r} is not one")
@@ -281,8 +283,8 @@ def called(method: str, function: Callable[P, T]) -> Callable[P, T]:
 
 def _fail_tasks(tasks: Iterable[PoolTask[Any]], kind: type[RpcError], text: str) -> None:
     for task in tasks:
-        if task.to_run():
-            task.end(None, kind(text))
+        if task.is_to_run():
+            task.resolve_task(None, kind(text))
 
 
 def _raise_error(error: Exception) -> None:

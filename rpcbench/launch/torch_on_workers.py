@@ -47,12 +47,12 @@ def _meet_ranks(
     """Yield the place where all ranks have come, once. `timeout`: for the wait, and for those of torch later."""
     from rpcbench.distributed import stores, world  # here: workers that found no group need not load it
 
-    if current.find() is None:  # a forked process has no agent
+    if current.find_current() is None:  # a forked process has no agent
         yield from of_torch(url, timeout=timeout, **how)
         return
-    place = stores.read(url, -1, -1)
-    with _uncounted_failure(), world.founding(place):
-        met = world.meet(place, _GROUP, timeout.total_seconds())
+    place = stores.parse_init_method(url, -1, -1)
+    with _uncounted_failure(), world.convert_store_errors(place):
+        met = world.meet_all_ranks(place, _GROUP, timeout.total_seconds())
         # A copy: torch's waits for a key hold the connection, and their timeouts are those of torch.
         store = met.store.clone()  # type: ignore[attr-defined]
     yield store, met.rank, len(met.ranks)

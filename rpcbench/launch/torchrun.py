@@ -30,11 +30,11 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
 from rpcbench.cells.worker_log import log_of, open_private, tail
-from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle, ending
-from rpcbench.launch.environment import Interpreter, interpreter
+from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle, exit_status_text
+from rpcbench.launch.environment import Interpreter, find_interpreter
 from rpcbench.launch.fork_client import ForkServerClient, worker_request
 from rpcbench.launch.fork_server import TERM_SECONDS, kill_group
-from rpcbench.launch.process import ENTRY, ForkServerLauncher, ended
+from rpcbench.launch.process import ENTRY, ForkServerLauncher, launcher_closed_error
 from rpcbench.transport.run_dir import RunDirectory
 
 _ENTRY_MODULE = "rpcbench.launch.torchrun_entry"
@@ -84,16 +84,16 @@ class TorchrunGang:
         return self._process.pid  # of torchrun itself
 
     @property
-    def runs(self) -> bool:
+    def has_running_ranks(self) -> bool:
         """Whether any rank runs."""
         return any(handle.poll() is None for handle in self._ranks)
 
-    def started(self, server: ForkServerClient) -> list[ProcessHandle]:
+    def wait_until_created(self, server: ForkServerClient) -> list[ProcessHandle]:
         """Return the handles, once the fork server guards torchrun and all ranks exist. RpcError if that fails."""
         try:
             server.guard(self.pid, self.grace)
             for handle in self._ranks:
-                if not handle.started(self._patience):
+                if not handle.wait_until_created(self._patience):
                     raise RpcError(
                         f"torchrun did not start {handle.name} in {self._patience:g} s:\n{self._last_output()}"
                     )
@@ -127,21 +127,21 @@ class TorchrunGang:
         """Read the reports of ranks and of torchrun, until torchrun has ended."""
         with os.fdopen(self._pipe) as lines:
             for line in lines:
-                told: dict[str, Any] = json.loads(line)
-                if "pid" in told:
-                    self._ranks[told["rank"]].begin(told["pid"])
-                elif "failed" in told:
-                    self._rank_failed({int(rank): status for rank, status in told["failed"].items()}, told["first"])
+                report: dict[str, Any] = json.loads(line)
+                if "pid" in report:
+                    self._ranks[report["rank"]].begin(report["pid"])
+                elif "failed" in report:
+                    self._rank_failed({int(rank): status for rank, status in report["failed"].items()}, report["first"])
                 else:
-                    self._torchrun_ended(told["over"])
+                    self._torchrun_ended(report["over"])
                     return
 
     def _rank_failed(self, statuses: dict[int, int], first: int) -> None:
         """End all handles: rank `first` failed, and torchrun has ended the others."""
-        told = f"torchrun has ended it, as {self._ranks[first].name} ended ({ending(statuses[first])})"
+        reason = f"torchrun has ended it, as {self._ranks[first].name} ended ({exit_status_text(statuses[first])})"
         for rank, handle in enumerate(self._ranks):
             status = statuses.get(rank, -signal.SIGTERM)  # torchrun reports only ranks that failed
-            handle.fate = told if rank != first and status == -signal.SIGTERM else ""
+            handle.fate = reason if rank != first and status == -signal.SIGTERM else ""
             self._end_handle(handle, status)
 
     def _torchrun_ended(self, status: int) -> None:
@@ -153,9 +153,9 @@ class TorchrunGang:
     def _end_handle(self, handle: RankHandle, status: int) -> None:
         if handle.has_begun:
             kill_group(handle.pid)  # the processes that the rank started: torchrun does not end those
-            handle.end(status)
+            handle.process_ended(status)
         else:
-            handle.refuse(RpcError(f"torchrun ended before {handle.name} had started:\n{self._last_output()}"))
+            handle.start_failed(RpcError(f"torchrun ended before {handle.name} had started:\n{self._last_output()}"))
 
     def _last_output(self) -> str:
         return tail(self._directory / "torchrun.log")
@@ -170,7 +170,7 @@ class TorchrunLauncher(ForkServerLauncher):
     inseparable = "torchrun starts its workers together and ends them together"
 
     def __init__(self, run_directory: RunDirectory, python: str | None = None) -> None:
-        self._python = interpreter(python)
+        self._python = find_interpreter(python)
         super().__init__(run_directory)
         self._lock = threading.Lock()  # guards `_gang`
         self._gang: TorchrunGang | None = None
@@ -187,16 +187,16 @@ class TorchrunLauncher(ForkServerLauncher):
         server = self._working_server()
         with self._lock:
             if self._closed:
-                raise ended()
+                raise launcher_closed_error()
             if self._gang is not None:
-                if self._gang.runs:
+                if self._gang.has_running_ranks:
                     raise RpcError(f"{self.inseparable}; it starts no other workers while these run")
                 self._gang.close()  # its ranks have ended; torchrun itself may still be ending
             self._gang = gang = TorchrunGang(self._directory.path, configs, on_exit, self._python)
-        return gang.started(server)
+        return gang.wait_until_created(server)
 
     def _guard_again(self, server: ForkServerClient) -> None:
-        if self._gang is not None and self._gang.runs:
+        if self._gang is not None and self._gang.has_running_ranks:
             server.guard(self._gang.pid, self._gang.grace)
 
     def _end_workers(self) -> None:

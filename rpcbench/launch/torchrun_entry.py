@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 
-def be_torchrun(directory: Path, count: str) -> None:
+def run_torchrun(directory: Path, count: str) -> None:
     """Run torchrun with `count` ranks to their end, report their exit statuses, and raise torchrun's errors."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -25,16 +25,16 @@ def be_torchrun(directory: Path, count: str) -> None:
     # torchrun's rendezvous is a file: by default it would listen on all interfaces, and unpickle any peer's data.
     at = [f"--rdzv-endpoint={directory / 'meeting'}", "--rdzv-conf=store_type=file", f"--rdzv-id={uuid4()}"]
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    asked = run.get_args_parser().parse_args(["--rdzv-backend=c10d", *at, "--nproc-per-node", count, *ranks])
+    arguments = run.get_args_parser().parse_args(["--rdzv-backend=c10d", *at, "--nproc-per-node", count, *ranks])
     try:
-        run.run(asked)  # type: ignore[no-untyped-call]
+        run.run(arguments)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
         _write_report(directory, {"failed": statuses, "first": error.get_first_failure()[0]})
         raise
 
 
-def be_rank(directory: Path) -> None:
+def run_rank(directory: Path) -> None:
     """Run the worker of this rank to its end."""
     from rpcbench.launch import worker_bootstrap
 
@@ -43,17 +43,17 @@ def be_rank(directory: Path) -> None:
     request = json.loads(path.read_text())
     path.unlink()  # it holds the secret
     _write_report(directory, {"rank": rank, "pid": os.getpid()})
-    worker_bootstrap.run({**request, "parent": os.getppid()})
+    worker_bootstrap.run_worker({**request, "parent": os.getppid()})
 
 
-def _write_report(directory: Path, told: dict[str, Any]) -> None:
+def _write_report(directory: Path, report: dict[str, Any]) -> None:
     with (directory / "torchrun.pipe").open("a") as pipe:
-        pipe.write(json.dumps(told) + "\n")
+        pipe.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":
     what, where, *rest = sys.argv[1:]
     if what == "rank":
-        be_rank(Path(where))
+        run_rank(Path(where))
     else:
-        be_torchrun(Path(where), *rest)
+        run_torchrun(Path(where), *rest)

@@ -25,12 +25,12 @@ from typing import Any
 
 from rpcbench.base.conditions import Event
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, JOIN_SECONDS, RANK_NAMES, STOP_SECONDS
-from rpcbench.base.errors import IncompleteWorldError, RpcError, counted
+from rpcbench.base.errors import IncompleteWorldError, RpcError, count_noun
 from rpcbench.cells.runner import CellRunner
 from rpcbench.launch.ranks import choose_interface, names_of
-from rpcbench.launch.worker_bootstrap import end_with, settle_torch
+from rpcbench.launch.worker_bootstrap import configure_torch, end_with_parent
 from rpcbench.launch.worker_main import handle_requests
-from rpcbench.rpc.init import join, resolve_config
+from rpcbench.rpc.init import join_open_world, resolve_config
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport import run_dir
 from rpcbench.wire.messages import Notice
@@ -44,25 +44,25 @@ _INTERRUPT = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGU
 _REASON_SECONDS = 1.0  # for the notebook to acknowledge the reason
 
 
-def is_a_rank() -> bool:
+def is_torchrun_rank() -> bool:
     """Return whether torchrun started this process."""
     return all(name in os.environ for name in _NEEDED)
 
 
 def main() -> int:
     """Found or join the world of torchrun's ranks, work in it, and return the exit status. RpcError if that fails."""
-    if not is_a_rank():
+    if not is_torchrun_rank():
         raise RpcError(
             "python -m rpcbench.worker is started by torchrun: torchrun --nproc-per-node 2 -m rpcbench.worker; "
             "or by a launcher, with the name of a worker"
         )
-    end_with(os.getppid(), signal.SIGTERM)
-    settle_torch(os.environ)
+    end_with_parent(os.getppid(), signal.SIGTERM)
+    configure_torch(os.environ)
     sys.modules["__main__"] = types.ModuleType("__main__")  # for cells: without the names of this program
-    rank, url = int(os.environ["RANK"]), meeting_place()
+    rank, url = int(os.environ["RANK"]), rendezvous_url()
     os.environ[RANK_NAMES] = names_of(int(os.environ["WORLD_SIZE"]))
     config = resolve_config(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
-    agent = join(
+    agent = join_open_world(
         config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, handle_requests, _register_kill]
     )
     choose_interface()
@@ -70,12 +70,12 @@ def main() -> int:
     ending = TorchrunShutdown(agent, runner)
     if rank == 0:
         _print_invitation(agent, url)
-    runner.serve()
+    runner.serve_cells()
     agent.shutdown(graceful=False)
     return ending.status
 
 
-def meeting_place() -> str:
+def rendezvous_url() -> str:
     """Return the URL of the rendezvous: a mere name on one host, else rank 0 listens there. The default port is the one
     after MASTER_PORT, which torchrun's store occupies."""
     alone = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"] and run_dir.load_secret() is None
@@ -83,20 +83,22 @@ def meeting_place() -> str:
     return f"tcp://{host}:{os.environ.get('RPCBENCH_MASTER_PORT') or int(os.environ['MASTER_PORT']) + 1}"
 
 
-def size_of_world() -> int:
+def torchrun_world_size() -> int:
     """Return the number of ranks that torchrun started. Called on a worker; RuntimeError if it is not a rank."""
-    if not is_a_rank():
+    if not is_torchrun_rank():
         raise RuntimeError("torchrun did not start this worker; use `torchrun --nproc-per-node 2 -m rpcbench.worker`")
     return int(os.environ["WORLD_SIZE"])
 
 
 def _print_invitation(agent: Agent, url: str) -> None:
     size = int(os.environ["WORLD_SIZE"])
-    if not agent.member_table.wait_until(lambda: sum(info.id > 0 for info in agent.members()) == size, JOIN_SECONDS):
+    if not agent.member_table.wait_until_reached(
+        lambda: sum(info.id > 0 for info in agent.members()) == size, JOIN_SECONDS
+    ):
         raise IncompleteWorldError(
-            f"waited {JOIN_SECONDS:g} s for {counted(size, 'rank')}, but {agent.member_table.census()}"
+            f"waited {JOIN_SECONDS:g} s for {count_noun(size, 'rank')}, but {agent.member_table.describe_members()}"
         )
-    workers = f"{counted(size, 'worker')} wait{'s' if size == 1 else ''}"
+    workers = f"{count_noun(size, 'worker')} wait{'s' if size == 1 else ''}"
     sys.stdout.write(f'{workers} for a notebook: %cluster join {url} (in Python: rpcbench.Cluster.join("{url}"))\n')
     sys.stdout.flush()
 
@@ -136,7 +138,7 @@ class TorchrunShutdown:
             self._send_reason(f"torchrun has ended it ({signal.Signals(number).name})")
             self.status = 128 + number
             self._agent.stop(patience=0.0)  # not a leave: no other rank is to become leader of a world that ends
-            self._runner.stop()
+            self._runner.stop_serving()
             time.sleep(STOP_SECONDS)  # the main thread ends the process, or is given up
             sys.stdout.flush()
         finally:
@@ -147,7 +149,9 @@ class TorchrunShutdown:
         if any(info.id == 0 for info in self._agent.members()):
             said = Event()
             self._agent.notify(0, ENDS, why)
-            self._agent.machine.feed(lambda node: node.flush(said.set, lambda message: isinstance(message, Notice)))
+            self._agent.machine.feed_event(
+                lambda node: node.request_flush(said.set, lambda message: isinstance(message, Notice))
+            )
             said.wait(_REASON_SECONDS)
 
     def _end_with_world(self) -> None:
@@ -155,7 +159,7 @@ class TorchrunShutdown:
         if self._leaves:
             return  # the other thread ends the process
         sys.stderr.write(f"{self._agent.name}: the worker of rank 0 has ended, and the world with it\n")
-        self._runner.stop()
+        self._runner.stop_serving()
         time.sleep(STOP_SECONDS)  # the main thread ends the process, or is given up
         os._exit(1)
 

@@ -28,12 +28,12 @@ Request = dict[str, Any]
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
-def run(request: Request) -> NoReturn:
+def run_worker(request: Request) -> NoReturn:
     """Run the worker that `request` describes, to its end."""
-    leave(_run_entry(request))
+    exit_process(_run_entry(request))
 
 
-def leave(status: int) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """End this process: `atexit` functions run, threads are not awaited."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -46,7 +46,7 @@ def _run_entry(request: Request) -> int:
     try:
         _detach_process(request)
         _adopt_environment(request)
-        settle_torch(request["environ"])
+        configure_torch(request["environ"])
         from rpcbench.base.config import WorldConfig
 
         module, _, function = request["entry"].partition(":")
@@ -63,7 +63,7 @@ def _detach_process(request: Request) -> None:
     """Give this process its own session and output, and have it end with its parent."""
     if os.getsid(0) != os.getpid():  # else torchrun has given it a session, and `setsid` would fail
         os.setsid()
-    end_with(request["parent"], signal.SIGKILL)
+    end_with_parent(request["parent"], signal.SIGKILL)
     _redirect_descriptor(0, os.devnull, os.O_RDONLY)
     if request["log"] is not None:  # else it shares the output of its supervisor
         _redirect_descriptor(1, request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -71,7 +71,7 @@ def _detach_process(request: Request) -> None:
     faulthandler.enable()
 
 
-def end_with(parent: int, by: int) -> None:
+def end_with_parent(parent: int, by: int) -> None:
     """Have the system send signal `by` to this process when process `parent` ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
@@ -93,14 +93,14 @@ def _adopt_environment(request: Request) -> None:
     gc.enable()  # the fork server has disabled it
 
 
-def settle_torch(environ: Mapping[str, str]) -> None:
+def configure_torch(environ: Mapping[str, str]) -> None:
     """Set the number of torch's threads, and seed numpy and torch anew."""
     import numpy
     import torch
 
     # Seeds: siblings were forked with the same state. The module `random` seeds itself after a fork.
-    asked = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    torch.set_num_threads(max(1, int(asked)) if asked.isdecimal() else 1)
+    thread_count = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    torch.set_num_threads(max(1, int(thread_count)) if thread_count.isdecimal() else 1)
     numpy.random.seed()
     torch.seed()
 
@@ -119,4 +119,4 @@ def _redirect_descriptor(descriptor: int, path: str, flags: int) -> None:
 
 
 if __name__ == "__main__":
-    run(json.load(sys.stdin))
+    run_worker(json.load(sys.stdin))

@@ -62,20 +62,20 @@ def main(config: WorldConfig, alone: bool = False) -> None:
     runner = agent.part(CellRunner)
     seconds = config.stop_seconds if alone else None
     threading.Thread(target=_end_with_world, args=(agent, runner, seconds), name="rpcbench-end", daemon=True).start()
-    runner.serve()
+    runner.serve_cells()
     agent.shutdown(graceful=False)
 
 
 def meet(count: int) -> WorkerLocation:
     """Wait until this worker's view has `count` members, and return its location. Called through RPC."""
-    current.current().wait_for(count)
-    return WorkerLocation(host_id(), socket.gethostname(), os.getpid(), gpus.own(), versions())
+    current.current_agent().wait_for(count)
+    return WorkerLocation(host_id(), socket.gethostname(), os.getpid(), gpus.own_gpu(), versions())
 
 
 def _end_with_world(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
     """Free the main thread once the world has ended; end the process after `seconds` if a cell still runs."""
     agent.closing.wait()
-    runner.stop()
+    runner.stop_serving()
     if seconds is not None:
         time.sleep(seconds + SPARE_SECONDS)  # the process ends meanwhile if the main thread does
         os._exit(1)  # not sys.exit, which would wait for the main thread
@@ -131,4 +131,4 @@ def settled_config(config: WorldConfig) -> Iterator[WorldConfig]:
     try:
         yield replace(here, directory=str(directory.path), host=host_id())
     finally:
-        directory.remove()
+        directory.remove_directory()

@@ -19,10 +19,10 @@ from rpcbench.base.errors import SerializationError, UnknownVariableError, Unkno
 from rpcbench.base.futures import wait_all
 from rpcbench.base.sources import ipython_shell
 from rpcbench.cells.client import CellClient
-from rpcbench.cells.partition import Dimension, check_combination, combine, layout, split
+from rpcbench.cells.partition import Dimension, check_combination, combine_values, split, value_layout
 from rpcbench.cells.targets import Targets
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.current import current
+from rpcbench.runtime.current import current_agent
 
 _LIST = "the list of variables"  # the label of calls, in errors
 
@@ -38,18 +38,18 @@ class WorkerVariables(MutableMapping[str, Any]):
         self._worker = worker
 
     def __getitem__(self, name: str) -> Any:
-        return fetch(self._agent, name, [self._worker])[0]
+        return fetch_values(self._agent, name, [self._worker])[0]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        assign(self._agent, name, {self._worker: value})
+        assign_values(self._agent, name, {self._worker: value})
 
     def __delitem__(self, name: str) -> None:
         with _without_traceback(name, self._worker):
-            self._agent.call(self._worker, delete, (name,), label=f"del {name}", own=True).wait()
-        self._agent.part(CellClient).note(self._worker, f"globals().pop({name!r}, None)", {})
+            self._agent.call(self._worker, delete_variable, (name,), label=f"del {name}", own=True).wait()
+        self._agent.part(CellClient).record_change(self._worker, f"globals().pop({name!r}, None)", {})
 
     def __contains__(self, name: object) -> bool:
-        return bool(self._agent.call(self._worker, has, (name,), label=_LIST, own=True).wait())
+        return bool(self._agent.call(self._worker, has_variable, (name,), label=_LIST, own=True).wait())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._list_variables())
@@ -63,7 +63,7 @@ class WorkerVariables(MutableMapping[str, Any]):
             del self[name]
 
     def _list_variables(self) -> dict[str, str]:
-        there: dict[str, str] = self._agent.call(self._worker, listed, label=_LIST, own=True).wait()
+        there: dict[str, str] = self._agent.call(self._worker, list_variables, label=_LIST, own=True).wait()
         return there
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class WorkerVariables(MutableMapping[str, Any]):
         return "\n".join([f"{self._worker} has:", *(f"  {name:{width}}  {kind}" for name, kind in there.items())])
 
 
-def of(agent: Agent, workers: Sequence[str], name: object) -> WorkerVariables:
+def variables_of_worker(agent: Agent, workers: Sequence[str], name: object) -> WorkerVariables:
     """Return the variables of a worker. TypeError for a key that is no name."""
     if not isinstance(name, str):  # Python asks for number 0 to iterate over an object without `__iter__`
         raise TypeError(f"a cluster has its workers by name, not by {name!r}: cluster['worker1']['x'] is a variable")
@@ -90,7 +90,7 @@ def scatter(
     """Set a part of the value as a variable on each worker. See `BaseCluster.scatter`."""
     names = _select_workers(agent, there, workers)
     parts = split(name, value, len(names), dim)
-    assign(agent, name, dict(zip(names, parts.values, strict=True)))
+    assign_values(agent, name, dict(zip(names, parts.values, strict=True)))
     return dict(zip(names, parts.sizes, strict=True))
 
 
@@ -100,20 +100,20 @@ def gather(
     """Return the values of a variable on all workers as one. See `BaseCluster.gather`."""
     check_combination(how)
     names = _select_workers(agent, there, workers)
-    return combine(name, dict(zip(names, fetch(agent, name, names), strict=True)), how, dim)
+    return combine_values(name, dict(zip(names, fetch_values(agent, name, names), strict=True)), how, dim)
 
 
 def _select_workers(agent: Agent, there: Sequence[str], workers: str | Sequence[str]) -> list[str]:
     """Return the selected workers; the error for one that is not there comes before anything is sent."""
-    names = Targets().find([workers] if isinstance(workers, str) else workers, there)
+    names = Targets().select_workers([workers] if isinstance(workers, str) else workers, there)
     for name in names:
         agent.member(name)
     return names
 
 
-def fetch(agent: Agent, name: str, workers: Sequence[str]) -> list[Any]:
+def fetch_values(agent: Agent, name: str, workers: Sequence[str]) -> list[Any]:
     """Return the value of a variable on each of these workers."""
-    calls = [agent.call(worker, read, (name,), label=name, own=True) for worker in workers]
+    calls = [agent.call(worker, read_variable, (name,), label=name, own=True) for worker in workers]
     values = []
     for worker, call in zip(workers, calls, strict=True):
         with _without_traceback(name, worker):
@@ -135,13 +135,15 @@ def _without_traceback(name: str, worker: str) -> Iterator[None]:
         ) from None
 
 
-def assign(agent: Agent, name: str, values: Mapping[str, Any]) -> None:
+def assign_values(agent: Agent, name: str, values: Mapping[str, Any]) -> None:
     """Set a variable on each worker that `values` names. ValueError for a name that no variable can have."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"{name!r} is not the name of a variable")
-    wait_all([agent.call(worker, write, (name, value), label=name, own=True) for worker, value in values.items()])
+    wait_all(
+        [agent.call(worker, write_variable, (name, value), label=name, own=True) for worker, value in values.items()]
+    )
     for worker, value in values.items():
-        agent.part(CellClient).note(worker, f"# {name} was set from the notebook", {name: value})
+        agent.part(CellClient).record_change(worker, f"# {name} was set from the notebook", {name: value})
 
 
 # -- on workers, on a pool thread
@@ -150,35 +152,35 @@ def _cell_namespace() -> dict[str, Any]:
 
 
 def _missing_error(name: str) -> UnknownVariableError:
-    return UnknownVariableError.of(current().name, name, listed())
+    return UnknownVariableError.of(current_agent().name, name, list_variables())
 
 
-def listed() -> dict[str, str]:
+def list_variables() -> dict[str, str]:
     """Return the layout or type of each variable that is listed, by name."""
     shell = ipython_shell()
     hidden = {} if shell is None else shell.user_ns_hidden  # names that IPython has defined, with their values
     return {
-        name: layout(value)
+        name: value_layout(value)
         for name, value in _cell_namespace().copy().items()  # a copy: cells change it meanwhile
         if not name.startswith("_") and hidden.get(name, hidden) is not value
     }
 
 
-def has(name: object) -> bool:
+def has_variable(name: object) -> bool:
     return name in _cell_namespace()
 
 
-def read(name: str) -> Any:
+def read_variable(name: str) -> Any:
     if name not in (space := _cell_namespace()):
         raise _missing_error(name)
     return space[name]
 
 
-def write(name: str, value: Any) -> None:
+def write_variable(name: str, value: Any) -> None:
     _cell_namespace()[name] = value
 
 
-def delete(name: str) -> None:
+def delete_variable(name: str) -> None:
     try:
         del _cell_namespace()[name]
     except KeyError:

@@ -22,7 +22,7 @@ from rpcbench.named.named_tensor import (
     HOMES,
     OWN,
     NamedTensor,
-    apply,
+    apply_function,
     empty,
     empty_like,
     named,
@@ -42,7 +42,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Return torch's function of that name, extended to names of dimensions for its `dim`."""
-    found = [] if name.startswith("__") else [getattr(home, name, None) for home in HOMES]
+    found = [] if name.startswith("__") else [getattr(module, name, None) for module in HOMES]
     listed = [each for each in found if isroutine(each) and each in FUNCTIONS]
     # torch.embedding and its like, without documentation, take other arguments than torch.nn.functional.embedding.
     function = next(iter(sorted(listed, key=lambda each: not each.__doc__)), None)
@@ -55,6 +55,6 @@ def __getattr__(name: str) -> Any:
         # A replacement in OWN takes a NamedTensor; a plain tensor needs none.
         if function in OWN and not isinstance(first, NamedTensor):
             return function(*args, **kwargs)
-        return apply(function, args, kwargs)
+        return apply_function(function, args, kwargs)
 
     return by_name

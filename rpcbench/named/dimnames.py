@@ -14,27 +14,27 @@ Names = tuple[str | None, ...]
 """One for each dimension; None for a dimension without a name."""
 
 
-def checked(names: Iterable[object], ndim: int) -> Names:
+def check_names(names: Iterable[object], ndim: int) -> Names:
     """Return `names` for a tensor. NamesError unless they are `ndim` identifiers or None, no name twice."""
     given = tuple(names)
     for name in given:
         if name is not None and not (isinstance(name, str) and name.isidentifier()):
             raise NamesError(f"{name!r} is no name of a dimension: a name is an identifier such as 'N', or None")
     if len(given) != ndim:
-        raise NamesError(f"{len(given)} names, {listed(given)}, for a tensor of {ndim} dimensions")
-    return unique(given)  # type: ignore[arg-type]
+        raise NamesError(f"{len(given)} names, {format_names(given)}, for a tensor of {ndim} dimensions")
+    return check_unique(given)  # type: ignore[arg-type]
 
 
-def unique(names: Names) -> Names:
+def check_unique(names: Names) -> Names:
     """Return `names`; NamesError if one occurs twice."""
     said = [name for name in names if name is not None]
     if len(set(said)) < len(said):
         twice = next(name for name in said if said.count(name) > 1)
-        raise NamesError(f"{twice!r} would occur twice in {listed(names)}: rename one of them first")
+        raise NamesError(f"{twice!r} would occur twice in {format_names(names)}: rename one of them first")
     return names
 
 
-def unify(first: Names, second: Names) -> Names:
+def unify_names(first: Names, second: Names) -> Names:
     """Return the names of two tensors that broadcast: compared from the right, a name matches itself and None. A name
     that matches None must not occur elsewhere in the tensor without it: such tensors are misaligned."""
     if first == second:
@@ -63,25 +63,25 @@ def unify(first: Names, second: Names) -> Names:
     return tuple(made)
 
 
-def position(dim: Any, names: Names) -> Any:
+def dimension_index(dim: Any, names: Names) -> Any:
     """Return the index of a dimension given by name or index; lists and tuples of them likewise."""
     if isinstance(dim, str):
         if dim not in names:
-            raise NamesError(f"no dimension {dim!r} in {listed(names)}")
+            raise NamesError(f"no dimension {dim!r} in {format_names(names)}")
         return names.index(dim)
     if isinstance(dim, list | tuple):
-        return tuple(position(each, names) for each in dim)
+        return tuple(dimension_index(each, names) for each in dim)
     return dim
 
 
-def listed(names: Sequence[object]) -> str:
+def format_names(names: Sequence[object]) -> str:
     """Return `(N, C)`; a dimension without a name is `None`."""
     return f"({', '.join(map(str, names))})"
 
 
-def shown(names: Names, shape: Sequence[int]) -> str:
+def format_named_shape(names: Names, shape: Sequence[int]) -> str:
     """Return `(N=32, C=3)`; a dimension without a name is its size alone."""
-    return listed([f"{name}={size}" if name else size for name, size in zip(names, shape, strict=True)])
+    return format_names([f"{name}={size}" if name else size for name, size in zip(names, shape, strict=True)])
 
 
 def rename_names(names: Names, given: Sequence[Any], mapping: Mapping[str, str | None]) -> Names:
@@ -89,15 +89,15 @@ def rename_names(names: Names, given: Sequence[Any], mapping: Mapping[str, str |
     if given and mapping:
         raise NamesError("new names come in order, or each for an old one (N='batch'), not both ways")
     if given or not mapping:
-        return checked(_fill_ellipsis(given, names), len(names))
+        return check_names(_fill_ellipsis(given, names), len(names))
     if unknown := [name for name in mapping if name not in names]:
         raise NamesError(f"there is no dimension {unknown[0]!r} to rename")
-    return checked([mapping.get(name, name) if name else None for name in names], len(names))
+    return check_names([mapping.get(name, name) if name else None for name in names], len(names))
 
 
 def refine_names(names: Names, given: Sequence[Any]) -> Names:
     """Return the names after `refine_names`: names for dimensions without one; the others must not change."""
-    made = checked(_fill_ellipsis(given, names), len(names))
+    made = check_names(_fill_ellipsis(given, names), len(names))
     for place, (old, new) in enumerate(zip(names, made, strict=True)):
         if old not in (None, new):
             raise NamesError(f"{old!r} at position {place} cannot become {new!r}: rename changes a name")
@@ -111,11 +111,11 @@ def align_names(names: Names, given: Sequence[Any]) -> Names:
     left = tuple(name for name in names if name not in given)
     dots = _find_ellipsis(given)
     wanted = given if dots is None else (*given[:dots], *left, *given[dots + 1 :])
-    made = checked(wanted, len(wanted))
+    made = check_names(wanted, len(wanted))
     if None in made:
-        raise NamesError(f"{listed(made)}: None is no name to align to")
+        raise NamesError(f"{format_names(made)}: None is no name to align to")
     if missing := [name for name in names if name not in made]:
-        raise NamesError(f"{listed(made)} leaves out {listed(missing)}")
+        raise NamesError(f"{format_names(made)} leaves out {format_names(missing)}")
     return made
 
 
@@ -131,14 +131,14 @@ def flatten_names(
     out_dim = out_dim if dims is not None or out_dim is not None else end_dim  # (dims, out_dim), by position
     order = _dimension_indices(names, chosen)
     if not order or order != [*range(order[0], order[0] + len(order))]:
-        raise NamesError(f"{listed(chosen)} are not adjacent in this order: call align_to first")
+        raise NamesError(f"{format_names(chosen)} are not adjacent in this order: call align_to first")
     return order[0], order[-1], _merge_names(names, order[0], order[-1], out_dim)
 
 
 def _merge_names(names: Names, first: int, last: int, name: str | None) -> Names:
     if first > last:
         raise NamesError(f"dimension {first} is not before {last}")
-    return checked((*names[:first], name, *names[last + 1 :]), max(len(names) - last + first, 1))
+    return check_names((*names[:first], name, *names[last + 1 :]), max(len(names) - last + first, 1))
 
 
 def unflatten_names(names: Names, dim: Any, sizes: Any) -> tuple[int, list[int], Names]:
@@ -148,14 +148,14 @@ def unflatten_names(names: Names, dim: Any, sizes: Any) -> tuple[int, list[int],
         raise NamesError("give at least one name and size")
     pairs = [part if isinstance(part, tuple | list) else (None, part) for part in parts]  # (name, size), or a size
     (place,) = _dimension_indices(names, (dim,))
-    new = unique(tuple(name for name, _ in pairs))
-    made = checked((*names[:place], *new, *names[place + 1 :]), len(names) - 1 + len(new))
+    new = check_unique(tuple(name for name, _ in pairs))
+    made = check_names((*names[:place], *new, *names[place + 1 :]), len(names) - 1 + len(new))
     return place, [size for _, size in pairs], made
 
 
 def _dimension_indices(names: Names, dims: Sequence[Any]) -> list[int]:
     """Return indices from 0; negative ones count from the right."""
-    return [position(dim, names) % max(len(names), 1) for dim in dims]
+    return [dimension_index(dim, names) % max(len(names), 1) for dim in dims]
 
 
 def _find_ellipsis(given: Sequence[Any]) -> int | None:

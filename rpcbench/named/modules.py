@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from rpcbench.named.dimnames import Names, NamesError, checked
-from rpcbench.named.named_tensor import NO_DISPATCH, OWN, NamedTensor, attach_names, bare, named
-from rpcbench.named.rules import names_of, show
+from rpcbench.named.dimnames import Names, NamesError, check_names
+from rpcbench.named.named_tensor import NO_DISPATCH, OWN, NamedTensor, attach_names, named, strip_names
+from rpcbench.named.rules import format_tensor, names_of
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -58,15 +58,15 @@ def contract(*tensors: Tensor, to: Iterable[str]) -> NamedTensor:
         NamesError: where a dimension has no name, or no tensor has a name of `to`.
     """
     order = tuple(to)
-    wanted = checked(order, len(order))
+    wanted = check_names(order, len(order))
     letters: dict[str, int] = {}  # name -> einsum's number for it
     operands: list[object] = []
     for tensor in tensors:
         if None in names_of(tensor):
-            raise NamesError(f"contract of {' and '.join(map(show, tensors))}: all dimensions need names")
-        operands += [bare(tensor), [letters.setdefault(str(name), len(letters)) for name in names_of(tensor)]]
+            raise NamesError(f"contract of {' and '.join(map(format_tensor, tensors))}: all dimensions need names")
+        operands += [strip_names(tensor), [letters.setdefault(str(name), len(letters)) for name in names_of(tensor)]]
     if missing := [name for name in wanted if name not in letters]:
-        raise NamesError(f"contract of {' and '.join(map(show, tensors))}: none of them has {missing[0]!r}")
+        raise NamesError(f"contract of {' and '.join(map(format_tensor, tensors))}: none of them has {missing[0]!r}")
     made = torch.einsum(*operands, [letters[str(name)] for name in wanted])
     return cast(NamedTensor, attach_names(made, wanted))
 

@@ -27,15 +27,15 @@ from rpcbench.named.dimnames import (
     NamesError,
     align_names,
     flatten_names,
-    listed,
+    format_names,
     refine_names,
     rename_names,
     unflatten_names,
-    unify,
+    unify_names,
 )
 from rpcbench.named.operators import ROWS
-from rpcbench.named.rules import OperatorCall, Row, names_of, show
-from rpcbench.runtime.handles import describe
+from rpcbench.named.rules import OperatorCall, Row, format_tensor, names_of
+from rpcbench.runtime.handles import register_description
 
 Function = Callable[..., Any]
 HOMES = (torch, functional, torch._C._nn, torch.special, torch.linalg)
@@ -43,7 +43,7 @@ HOMES = (torch, functional, torch._C._nn, torch.special, torch.linalg)
 NO_DISPATCH = torch._C.DisableTorchFunctionSubclass
 
 
-def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Names | None]:
+def dispatch_function(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Names | None]:
     """Return the result of `function`, and the names that it is to have; None if it is to be left unchanged."""
     row = FUNCTIONS.get(function)
     with NO_DISPATCH():  # else each call below would come back here
@@ -55,15 +55,15 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         call = OperatorCall(row, args, kwargs)
         try:
             if row.dims:
-                call.resolve()
+                call.resolve_dims()
             # Before the operator runs, so that a mismatch changes nothing.
             names = infer(call) if infer is not None else None
-            if names is not None and (row.inplace or "out" in kwargs):
+            if names is not None and (row.is_inplace or "out" in kwargs):
                 _check_target(row, call, names)
         except NamesError as error:
-            raise NamesError(f"{row.name} of {call.shown()}: {error}") from None
+            raise NamesError(f"{row.name} of {call.format_tensors()}: {error}") from None
         result = function(*call.args, **call.kwargs)
-        if names is not None and not row.inplace and any(result is each for each in call.args):
+        if names is not None and not row.is_inplace and any(result is each for each in call.args):
             # torch returns the argument itself if there is nothing to do, as in to(). It must not be renamed: alias it.
             return (result, None) if names == names_of(result) else (result.as_subclass(Tensor), names)
         return result, names
@@ -76,10 +76,12 @@ def _check_target(row: Row, call: OperatorCall, names: Names) -> None:
         own = names_of(each)
         strict = "out" in call.kwargs or row.name == "copy_"  # an operator in place has unified names already
         if strict and any(own) and own != names:
-            raise NamesError(f"the result is {listed(names)}, and out is {listed(own)}: rename that first")
+            raise NamesError(f"the result is {format_names(names)}, and out is {format_names(own)}: rename that first")
         # Another subclass, as a Parameter, cannot become a NamedTensor in place.
         if type(each) is not Tensor and not hasattr(each, "_dim_names") and own != names:
-            raise NamesError(f"a {type(each).__name__} without names would become {listed(names)}: name it before")
+            raise NamesError(
+                f"a {type(each).__name__} without names would become {format_names(names)}: name it before"
+            )
 
 
 def _run_without_rule(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,7 +90,7 @@ def _run_without_rule(function: Function, args: tuple[Any, ...], kwargs: dict[st
     if tensors:
         raise NamesError(
             f"{_label_of_function(function)} has no rule for names, so it cannot take "
-            f"{' and '.join(map(show, tensors))}. "
+            f"{' and '.join(map(format_tensor, tensors))}. "
             "Remove them with tensor.rename(None), and name the result: named(result, 'N', 'C')"
         )
     return function(*args, **kwargs)
@@ -111,17 +113,19 @@ def _label_of_function(function: Function) -> str:
     return f"tensor.{owner.__name__}" if name in ("__get__", "__set__") and owner is not None else name
 
 
-def functions(row: Row) -> Iterator[Function]:
+def operator_functions(row: Row) -> Iterator[Function]:
     """Yield all functions by which torch offers an operator: its method, or property, and those of HOMES."""
     method = getattr(Tensor, row.name, None)
     if callable(method):
         yield method
     elif method is not None:
         yield method.__get__
-    yield from (found for home in HOMES if callable(found := getattr(home, row.name, None)))
+    yield from (found for module in HOMES if callable(found := getattr(module, row.name, None)))
 
 
-FUNCTIONS: dict[Function, Row] = {function: row for row in reversed(ROWS.values()) for function in functions(row)}
+FUNCTIONS: dict[Function, Row] = {
+    function: row for row in reversed(ROWS.values()) for function in operator_functions(row)
+}
 """The row of each function that torch dispatches. Reversed: where two rows share a function, the first counts."""
 FUNCTIONS[Tensor.requires_grad.__set__] = ROWS["requires_grad_"]  # type: ignore[attr-defined]
 FUNCTIONS[Tensor.data.__set__] = ROWS["data="]  # type: ignore[attr-defined]
@@ -146,7 +150,7 @@ class NamedTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return apply(func, args, kwargs or {})
+        return apply_function(func, args, kwargs or {})
 
     @property
     def names(self) -> Names:
@@ -179,17 +183,17 @@ class NamedTensor(Tensor):
         if names == (None,) and not renamed:
             with NO_DISPATCH():
                 return self.as_subclass(Tensor)
-        return alias(self, told("rename", self, lambda: rename_names(self.names, names, renamed)))
+        return alias_with_names(self, run_with_label("rename", self, lambda: rename_names(self.names, names, renamed)))
 
     def rename_(self, *names: Any, **renamed: str | None) -> NamedTensor:
         """Rename this tensor in place, as `rename`; `rename_(None)` leaves it without names."""
         given = (None,) * len(self.names) if names == (None,) else names
-        self._dim_names = told("rename_", self, lambda: rename_names(self.names, given, renamed))
+        self._dim_names = run_with_label("rename_", self, lambda: rename_names(self.names, given, renamed))
         return self
 
     def refine_names(self, *names: Any) -> NamedTensor:
         """Return the same memory, with names for dimensions that had none; existing names must be the same."""
-        return alias(self, told("refine_names", self, lambda: refine_names(self.names, names)))
+        return alias_with_names(self, run_with_label("refine_names", self, lambda: refine_names(self.names, names)))
 
     def align_to(self, *names: Any) -> NamedTensor:
         """Return a view with its dimensions in this order, and one of size 1 for each name that it does not have.
@@ -199,12 +203,14 @@ class NamedTensor(Tensor):
     def align_as(self, other: Tensor) -> NamedTensor:
         """Return a view with the dimensions of `other`, in its order; see `align_to`."""
         if None in names_of(other):
-            raise NamesError(f"align_as of {show(self)} and {show(other)}: all dimensions of the latter need names")
+            raise NamesError(
+                f"align_as of {format_tensor(self)} and {format_tensor(other)}: all dimensions of the latter need names"
+            )
         return self._align_dimensions("align_as", names_of(other))
 
     def _align_dimensions(self, label: str, names: tuple[Any, ...]) -> NamedTensor:
         current = self.names
-        made = told(label, self, lambda: align_names(current, names))
+        made = run_with_label(label, self, lambda: align_names(current, names))
         with NO_DISPATCH():
             # The tensor's own dimensions in the new order; then, from left to right, the missing ones.
             view = Tensor.permute(self, [current.index(name) for name in made if name in current])
@@ -215,10 +221,10 @@ class NamedTensor(Tensor):
     def flatten(self, *dims: Any, **given: Any) -> NamedTensor:
         """Return a view with adjacent dimensions as one: `flatten(["C", "H", "W"], "features")`.
         `flatten("C", "W", "features")` gives the first and the last of them. The new dimension need not have a name."""
-        first, last, made = told("flatten", self, lambda: flatten_names(self.names, *dims, **given))
+        first, last, made = run_with_label("flatten", self, lambda: flatten_names(self.names, *dims, **given))
         with NO_DISPATCH():
             flat = Tensor.flatten(self, first, last)
-        return alias(flat, made) if flat is self else cast(NamedTensor, attach_names(flat, made))
+        return alias_with_names(flat, made) if flat is self else cast(NamedTensor, attach_names(flat, made))
 
     def unflatten(self, dim: Any, sizes: Any) -> NamedTensor:
         """Return a view with one dimension as several, of these names and sizes.
@@ -231,7 +237,7 @@ class NamedTensor(Tensor):
         Raises:
             NamesError: where a name would occur twice.
         """
-        place, shape, made = told("unflatten", self, lambda: unflatten_names(self.names, dim, sizes))
+        place, shape, made = run_with_label("unflatten", self, lambda: unflatten_names(self.names, dim, sizes))
         with NO_DISPATCH():
             return cast(NamedTensor, attach_names(Tensor.unflatten(self, place, shape), made))  # type: ignore[no-untyped-call]
 
@@ -241,13 +247,15 @@ class NamedTensor(Tensor):
             if not self.requires_grad or not self._is_view():
                 return cast(NamedTensor, Tensor.detach_(self)) if self.requires_grad else self
             # torch refuses views, but here every named tensor may be one: exchange it with a detached one.
-            detached = alias(Tensor.detach(self), self.names)
+            detached = alias_with_names(Tensor.detach(self), self.names)
             vars(detached).update(vars(self))
             try:
                 swap_tensors(self, detached)  # type: ignore[no-untyped-call]
             except RuntimeError as error:
-                told = f"detach_ of {show(self)}: a graph or a weak reference holds this view; use x = x.detach()"
-                raise NamesError(told) from error
+                message = (
+                    f"detach_ of {format_tensor(self)}: a graph or a weak reference holds this view; use x = x.detach()"
+                )
+                raise NamesError(message) from error
         return self
 
     @property
@@ -271,56 +279,56 @@ class NamedTensor(Tensor):
         """Register a hook, as torch's; its gradient has the names of this tensor."""
         names = self.names
         with NO_DISPATCH():
-            return Tensor.register_hook(self, lambda gradient: hook(alias(gradient, names)))  # type: ignore[no-untyped-call]
+            return Tensor.register_hook(self, lambda gradient: hook(alias_with_names(gradient, names)))  # type: ignore[no-untyped-call]
 
     def backward(self, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
         """Run a backward pass, as torch's; the names of `gradient` must fit."""
         fitting = gradient if gradient is None else self._name_gradient("backward", gradient)
-        bare(self).backward(bare(fitting), *args, **kwargs)  # plain tensors, see `_run_grad`
+        strip_names(self).backward(strip_names(fitting), *args, **kwargs)  # plain tensors, see `_run_grad`
 
     def _name_gradient(self, label: str, gradient: Tensor) -> NamedTensor:
         """Return a gradient of this tensor under its names; NamesError if it has others."""
-        told(label, self, lambda: unify(self.names, names_of(gradient)))
-        return alias(gradient, self.names)
+        run_with_label(label, self, lambda: unify_names(self.names, names_of(gradient)))
+        return alias_with_names(gradient, self.names)
 
     def permute(self, *dims: Any) -> NamedTensor:
         """Return a view with the dimensions in this order, of names or indices."""
         order = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
-        return cast(NamedTensor, operate(Tensor.permute, (self, tuple(order)), {}))
+        return cast(NamedTensor, run_operator(Tensor.permute, (self, tuple(order)), {}))
 
     def flip(self, *dims: Any) -> NamedTensor:
         """Return a copy with the order of elements reversed along these dimensions, given by name or index."""
         given = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
-        return cast(NamedTensor, operate(Tensor.flip, (self, tuple(given)), {}))
+        return cast(NamedTensor, run_operator(Tensor.flip, (self, tuple(given)), {}))
 
     def __format__(self, spec: str) -> str:
-        return format(bare(self) if spec and not self.dim() else repr(self), spec)
+        return format(strip_names(self) if spec and not self.dim() else repr(self), spec)
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
         with NO_DISPATCH():
             text = Tensor.__repr__(self, **options)  # type: ignore[no-untyped-call]
-        return f"{text[:-1]}, {show(self)})"
+        return f"{text[:-1]}, {format_tensor(self)})"
 
 
 def _type_of(tensor: NamedTensor) -> str:
     """Return `Tensor (N=32, C=3)`, for panels."""
-    return f"{'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Tensor'} {show(tensor)}"
+    return f"{'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Tensor'} {format_tensor(tensor)}"
 
 
-describe(NamedTensor, _type_of)
+register_description(NamedTensor, _type_of)
 
 
-def operate(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_operator(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of an operator, with names."""
-    result, names = dispatch(function, args, kwargs)
+    result, names = dispatch_function(function, args, kwargs)
     return result if names is None else attach_names(result, names)
 
 
-def apply(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply_function(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of any function: one of `OWN`, or an operator."""
     own = OWN.get(function)
     if own is None:
-        return operate(function, args, kwargs)
+        return run_operator(function, args, kwargs)
     if not args and "input" in kwargs:  # the name of the tensor in torch's functions
         args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
     return own(*args, **kwargs)
@@ -331,7 +339,9 @@ def attach_names(value: Any, names: Names) -> Any:
     kind = type(value)
     if kind is Tensor or kind is NamedTensor:
         if len(names) != value.dim():
-            raise NamesError(f"a rule gave {listed(names)} to a result of {value.dim()} dimensions: please report it")
+            raise NamesError(
+                f"a rule gave {format_names(names)} to a result of {value.dim()} dimensions: please report it"
+            )
         # In place: the tensor has no other reference yet, and an alias would add a node to the graph.
         value.__class__ = NamedTensor
         value._dim_names = names
@@ -346,7 +356,7 @@ def _make_method(function: Function) -> Function:
 
     @functools.wraps(function)
     def method(self: NamedTensor, *args: Any, **kwargs: Any) -> Any:
-        return operate(function, (self, *args), kwargs)
+        return run_operator(function, (self, *args), kwargs)
 
     return method
 
@@ -377,15 +387,17 @@ def named(tensor: Tensor, *names: Any) -> NamedTensor:
     """
     if isinstance(tensor, NamedTensor):
         return tensor.refine_names(*names)
-    return alias(tensor, told("named", tensor, lambda: refine_names((None,) * tensor.dim(), names)))
+    return alias_with_names(
+        tensor, run_with_label("named", tensor, lambda: refine_names((None,) * tensor.dim(), names))
+    )
 
 
-def bare(value: Any) -> Any:
+def strip_names(value: Any) -> Any:
     """Return the same tensor without names, in its graph; any other value unchanged."""
     return value.rename(None) if isinstance(value, NamedTensor) else value
 
 
-def alias(tensor: Tensor, names: Names) -> NamedTensor:
+def alias_with_names(tensor: Tensor, names: Names) -> NamedTensor:
     """Return the same memory, and graph, under these names."""
     with NO_DISPATCH():
         made = tensor.as_subclass(NamedTensor)
@@ -393,12 +405,12 @@ def alias(tensor: Tensor, names: Names) -> NamedTensor:
     return made
 
 
-def told(label: str, tensor: Tensor, work: Callable[[], Any]) -> Any:
+def run_with_label(label: str, tensor: Tensor, work: Callable[[], Any]) -> Any:
     """Return the result of `work`; add the tensor to its errors."""
     try:
         return work()
     except NamesError as error:
-        raise NamesError(f"{label} of {show(tensor)}: {error}") from None
+        raise NamesError(f"{label} of {format_tensor(tensor)}: {error}") from None
 
 
 def _run_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -410,9 +422,11 @@ def _run_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, *
     _check_gradients(roots, given)
     edges = _gradient_edges(leaves)
     # With plain tensors, so that a user's hooks on the way see torch as usual.
-    found = torch.autograd.grad([*map(bare, roots)], edges, given and [*map(bare, given)], *args, **kwargs)
+    found = torch.autograd.grad(
+        [*map(strip_names, roots)], edges, given and [*map(strip_names, given)], *args, **kwargs
+    )
     pairs = zip(leaves, found, strict=True)
-    return tuple(gradient if gradient is None else with_names_of(leaf, gradient) for leaf, gradient in pairs)
+    return tuple(gradient if gradient is None else gradient_with_names(leaf, gradient) for leaf, gradient in pairs)
 
 
 def _run_backward(
@@ -426,19 +440,19 @@ def _run_backward(
     _check_gradients(roots, given)
     leaves = None if inputs is None else _gradient_edges(_as_sequence(inputs))
     torch.autograd.backward(
-        [*map(bare, roots)], given and [*map(bare, given)], retain_graph, create_graph, inputs=leaves
+        [*map(strip_names, roots)], given and [*map(strip_names, given)], retain_graph, create_graph, inputs=leaves
     )
 
 
-def with_names_of(tensor: Tensor | GradientEdge, gradient: Tensor) -> Tensor:
+def gradient_with_names(tensor: Tensor | GradientEdge, gradient: Tensor) -> Tensor:
     """Return a gradient of `tensor`, under its names if it has some."""
-    return alias(gradient, tensor.names) if isinstance(tensor, NamedTensor) else gradient
+    return alias_with_names(gradient, tensor.names) if isinstance(tensor, NamedTensor) else gradient
 
 
 def _check_gradients(roots: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None] | None) -> None:
     for root, gradient in zip(roots, gradients or (), strict=False):
         if gradient is not None and isinstance(root, Tensor):
-            told("grad", root, partial(unify, names_of(root), names_of(gradient)))
+            run_with_label("grad", root, partial(unify_names, names_of(root), names_of(gradient)))
 
 
 def _gradient_edges(leaves: Sequence[Tensor | GradientEdge]) -> list[GradientEdge]:
@@ -499,12 +513,12 @@ def randn(*size: Any, names: _Names, **options: Any) -> NamedTensor:
 def empty_like(input: Tensor, *, names: _Names | None = None, **options: Any) -> NamedTensor:
     """Return `torch.empty_like`; without `names` it has those of `input`, which must have some then."""
     given = input.names if names is None and isinstance(input, NamedTensor) else names or ()
-    return _make_named(torch.empty_like, (bare(input),), given, options)
+    return _make_named(torch.empty_like, (strip_names(input),), given, options)
 
 
 def _make_named(
     make: Callable[..., Tensor], args: tuple[Any, ...], names: _Names, options: dict[str, Any]
 ) -> NamedTensor:
     made = make(*args, **options)
-    fitting = told(make.__name__, made, lambda: refine_names((None,) * made.dim(), tuple(names)))
+    fitting = run_with_label(make.__name__, made, lambda: refine_names((None,) * made.dim(), tuple(names)))
     return cast(NamedTensor, attach_names(made, fitting))

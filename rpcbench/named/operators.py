@@ -27,9 +27,9 @@ _KEEPS = """
 _KEEPS_ALONG = {"cumprod": DIM, "cumsum": DIM, "index_fill": DIM, "narrow": DIM, "chunk": SECOND, "split": SECOND}
 _UNIFIES = "add add_ atan2 atan2_ div div_ eq ge gt le lt mul mul_ ne pow sub sub_"
 _CONTRACTS = {
-    "mm": rules.matrices, "mv": rules.matrix_vector, "bmm": rules.batches, "matmul": rules.batches,
-    "addmm": rules.added_matrices, "addmm_": rules.added_matrices,
-    "addmv": rules.added_vector, "addmv_": rules.added_vector,
+    "mm": rules.matrix_product_names, "mv": rules.matrix_vector_names, "bmm": rules.batched_product_names, "matmul": rules.batched_product_names,
+    "addmm": rules.added_product_names, "addmm_": rules.added_product_names,
+    "addmv": rules.added_vector_names, "addmv_": rules.added_vector_names,
 }  # fmt: skip
 _REMOVES = {  # operator -> position of keepdim
     "sum": 2, "mean": 2, "prod": 2, "median": 2, "logsumexp": 2, "std": 3, "var": 3, "std_mean": 3, "var_mean": 3,
@@ -50,42 +50,42 @@ OWN_BUT_NONE = {"grad", "register_hook"}
 def _documented_rows() -> Iterator[Row]:
     """Yield the rows of torch's documentation."""
     for name in _KEEPS.split():
-        yield Row(name, NameRule.KEEPS, rules.keeps)
+        yield Row(name, NameRule.KEEPS, rules.input_names)
     for name, dims in _KEEPS_ALONG.items():
-        yield Row(name, NameRule.KEEPS, rules.keeps, dims)
-    yield Row("expand", NameRule.KEEPS, rules.expanded)
+        yield Row(name, NameRule.KEEPS, rules.input_names, dims)
+    yield Row("expand", NameRule.KEEPS, rules.expanded_names)
     for name in _UNIFIES.split():
-        yield Row(name, NameRule.UNIFIES, rules.unifies)
-    yield Row("cat", NameRule.UNIFIES, rules.joined, DIM)
+        yield Row(name, NameRule.UNIFIES, rules.unified_names)
+    yield Row("cat", NameRule.UNIFIES, rules.concatenated_names, DIM)
     for name, infer in _CONTRACTS.items():
         yield Row(name, NameRule.CONTRACTS, infer)
     for name, keepdim in _REMOVES.items():
-        yield Row(name, NameRule.REMOVES, rules.removes, DIM, keepdim)
-    yield Row("mode", NameRule.REMOVES, rules.removes, DIM, 2, default=-1)
-    yield Row("kthvalue", NameRule.REMOVES, rules.removes, SECOND, 3, default=-1)
-    yield Row("select", NameRule.REMOVES, rules.removes, DIM)
-    yield Row("unbind", NameRule.REMOVES, rules.removes, DIM, default=0)
-    yield Row("squeeze", NameRule.REMOVES, rules.squeezed, DIM)
-    yield Row("topk", NameRule.REMOVES, rules.keeps, SECOND)  # torch lists it here, but it keeps all dimensions
-    yield Row("transpose", NameRule.PERMUTES, rules.transposed, BOTH)
+        yield Row(name, NameRule.REMOVES, rules.reduction_names, DIM, keepdim)
+    yield Row("mode", NameRule.REMOVES, rules.reduction_names, DIM, 2, default=-1)
+    yield Row("kthvalue", NameRule.REMOVES, rules.reduction_names, SECOND, 3, default=-1)
+    yield Row("select", NameRule.REMOVES, rules.reduction_names, DIM)
+    yield Row("unbind", NameRule.REMOVES, rules.reduction_names, DIM, default=0)
+    yield Row("squeeze", NameRule.REMOVES, rules.squeezed_names, DIM)
+    yield Row("topk", NameRule.REMOVES, rules.input_names, SECOND)  # torch lists it here, but it keeps all dimensions
+    yield Row("transpose", NameRule.PERMUTES, rules.transposed_names, BOTH)
     for name in _FACTORY.split():
         yield Row(name, NameRule.FACTORY, None)
-    yield Row("empty_like", NameRule.FACTORY, rules.keeps)
+    yield Row("empty_like", NameRule.FACTORY, rules.input_names)
     for name in _NONE.split():
         yield Row(name, NameRule.NONE, None)
     yield Row("index_fill_", NameRule.NONE, None, DIM)
     yield Row("size", NameRule.NONE, None, DIM)
     yield Row("stride", NameRule.NONE, None, DIM)
-    yield Row("type", NameRule.NONE, rules.keeps)  # a text, or with a dtype a tensor
-    yield Row("pow_", NameRule.NONE, rules.unifies)
+    yield Row("type", NameRule.NONE, rules.input_names)  # a text, or with a dtype a tensor
+    yield Row("pow_", NameRule.NONE, rules.unified_names)
     for name in ("all", "any"):  # without a dimension; with one, dropping the names of the others would be silent
-        yield Row(name, NameRule.NONE, rules.removes, DIM, 2)
+        yield Row(name, NameRule.NONE, rules.reduction_names, DIM, 2)
     for name in _OWN.split():
         yield Row(name, NameRule.NONE if name in OWN_BUT_NONE else NameRule.OWN, None)
-    yield Row("masked_select", NameRule.OWN, rules.masked)
-    yield Row("copy_", NameRule.OWN, rules.unifies)
-    yield Row("resize_", NameRule.OWN, rules.same_shape)
-    yield Row("resize_as_", NameRule.OWN, rules.same_shape)
+    yield Row("masked_select", NameRule.OWN, rules.masked_select_names)
+    yield Row("copy_", NameRule.OWN, rules.unified_names)
+    yield Row("resize_", NameRule.OWN, rules.same_shape_names)
+    yield Row("resize_as_", NameRule.OWN, rules.same_shape_names)
 
 
 # From here on: operators that torch's documentation does not list, but that layers and programs use.
@@ -119,48 +119,48 @@ _MORE_NONE = """
     _has_compatible_shallow_copy_type _is_zerotensor
 """
 _LAYERS = {
-    "linear": rules.linear, "conv1d": rules.convolution, "conv2d": rules.convolution, "conv3d": rules.convolution,
-    "layer_norm": rules.layer_norm, "rms_norm": rules.layer_norm, "batch_norm": rules.channel_norm,
-    "group_norm": rules.channel_norm, "instance_norm": rules.channel_norm, "einsum": rules.einsum,
-    "embedding": rules.embedding,
-    "scaled_dot_product_attention": rules.attention, "mse_loss": rules.loss, "l1_loss": rules.loss,
-    "smooth_l1_loss": rules.loss, "huber_loss": rules.loss, "binary_cross_entropy": rules.loss,
-    "binary_cross_entropy_with_logits": rules.loss, "cross_entropy": rules.of_classes, "nll_loss": rules.of_classes,
+    "linear": rules.linear_names, "conv1d": rules.convolution_names, "conv2d": rules.convolution_names, "conv3d": rules.convolution_names,
+    "layer_norm": rules.layer_norm_names, "rms_norm": rules.layer_norm_names, "batch_norm": rules.channel_norm_names,
+    "group_norm": rules.channel_norm_names, "instance_norm": rules.channel_norm_names, "einsum": rules.einsum_names,
+    "embedding": rules.embedding_names,
+    "scaled_dot_product_attention": rules.attention_names, "mse_loss": rules.loss_names, "l1_loss": rules.loss_names,
+    "smooth_l1_loss": rules.loss_names, "huber_loss": rules.loss_names, "binary_cross_entropy": rules.loss_names,
+    "binary_cross_entropy_with_logits": rules.loss_names, "cross_entropy": rules.class_loss_names, "nll_loss": rules.class_loss_names,
 }  # fmt: skip
 
 
 def _additional_rows() -> Iterator[Row]:
     """Yield the rows that torch's documentation does not have."""
     for name in _MORE_KEEPS.split():
-        yield Row(name, NameRule.KEEPS, rules.keeps)
+        yield Row(name, NameRule.KEEPS, rules.input_names)
     for name, dims in _MORE_ALONG.items():
-        yield Row(name, NameRule.KEEPS, rules.keeps, dims)
+        yield Row(name, NameRule.KEEPS, rules.input_names, dims)
     for name in _MORE_UNIFIES.split():
-        yield Row(name, NameRule.UNIFIES, rules.unifies)
+        yield Row(name, NameRule.UNIFIES, rules.unified_names)
     for name in _MORE_REMOVES.split():
-        yield Row(name, NameRule.REMOVES, rules.removes, DIM, 2)
+        yield Row(name, NameRule.REMOVES, rules.reduction_names, DIM, 2)
     for name in _MORE_NONE.split():
         yield Row(name, NameRule.NONE, None)
-    yield Row("__matmul__", NameRule.CONTRACTS, rules.batches)
-    yield Row("__rmatmul__", NameRule.CONTRACTS, rules.batches_from_right)
-    yield from (Row(name, NameRule.REMOVES, rules.extremes, DIM, 2) for name in ("max", "min"))
-    yield Row("vector_norm", NameRule.REMOVES, rules.removes, SECOND, 3)
-    yield from (Row(name, NameRule.PERMUTES, rules.reversed_dims) for name in ("t", "T"))
-    yield from (Row(name, NameRule.PERMUTES, rules.matrix_turned) for name in ("mT", "mH"))
-    yield from (Row(name, NameRule.PERMUTES, rules.transposed, BOTH) for name in ("swapaxes", "swapdims"))
-    yield Row("permute", NameRule.PERMUTES, rules.permuted, DIMS)
-    yield Row("where", NameRule.UNIFIES, rules.where)
-    yield Row("stack", NameRule.UNIFIES, rules.stacked)
-    yield Row("unsqueeze", NameRule.OWN, rules.unsqueezed)
-    yield Row("view_as", NameRule.OWN, rules.same_shape)
-    yield Row("data=", NameRule.OWN, rules.replaced)
-    yield Row("__getitem__", NameRule.OWN, rules.indexed)
-    yield Row("__setitem__", NameRule.OWN, rules.assigned)
+    yield Row("__matmul__", NameRule.CONTRACTS, rules.batched_product_names)
+    yield Row("__rmatmul__", NameRule.CONTRACTS, rules.reversed_product_names)
+    yield from (Row(name, NameRule.REMOVES, rules.extremum_names, DIM, 2) for name in ("max", "min"))
+    yield Row("vector_norm", NameRule.REMOVES, rules.reduction_names, SECOND, 3)
+    yield from (Row(name, NameRule.PERMUTES, rules.reversed_names) for name in ("t", "T"))
+    yield from (Row(name, NameRule.PERMUTES, rules.matrix_transpose_names) for name in ("mT", "mH"))
+    yield from (Row(name, NameRule.PERMUTES, rules.transposed_names, BOTH) for name in ("swapaxes", "swapdims"))
+    yield Row("permute", NameRule.PERMUTES, rules.permuted_names, DIMS)
+    yield Row("where", NameRule.UNIFIES, rules.where_names)
+    yield Row("stack", NameRule.UNIFIES, rules.stacked_names)
+    yield Row("unsqueeze", NameRule.OWN, rules.unsqueezed_names)
+    yield Row("view_as", NameRule.OWN, rules.same_shape_names)
+    yield Row("data=", NameRule.OWN, rules.replaced_data_names)
+    yield Row("__getitem__", NameRule.OWN, rules.indexed_names)
+    yield Row("__setitem__", NameRule.OWN, rules.assigned_names)
     for name, infer in _LAYERS.items():
         yield Row(name, NameRule.OWN, infer)
 
 
-def rows() -> dict[str, Row]:
+def operator_rows() -> dict[str, Row]:
     """Return all rows by name; where both lists have an operator, the documented row counts."""
     found = {row.name: row for row in _documented_rows()}
     for row in _additional_rows():
@@ -169,4 +169,4 @@ def rows() -> dict[str, Row]:
     return found
 
 
-ROWS = rows()
+ROWS = operator_rows()

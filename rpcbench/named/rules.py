@@ -18,7 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rpcbench.named.dimnames import Names, NamesError, listed, position, shown, unify, unique
+from rpcbench.named.dimnames import (
+    Names,
+    NamesError,
+    check_unique,
+    dimension_index,
+    format_named_shape,
+    format_names,
+    unify_names,
+)
 
 
 class NameRule(Enum):
@@ -47,7 +55,7 @@ class Row:
     documented: bool = True  # whether it has a row in torch's documentation
 
     @property
-    def inplace(self) -> bool:
+    def is_inplace(self) -> bool:
         if self.name.endswith("__"):  # an operator sign; only += and its like, not __invert__
             return self.name.startswith("__i") and self.rule is NameRule.UNIFIES
         return self.name.endswith("_")
@@ -60,7 +68,7 @@ def names_of(tensor: torch.Tensor) -> Names:
 
 
 class OperatorCall:
-    """One call of an operator. Argument 0 is always positional; dimensions are indices after `resolve`."""
+    """One call of an operator. Argument 0 is always positional; dimensions are indices after `resolve_dims`."""
 
     __slots__ = ("args", "kwargs", "row")
 
@@ -72,37 +80,37 @@ class OperatorCall:
                 args = (kwargs.pop(first),)
         self.row, self.args, self.kwargs = row, args, kwargs
 
-    def resolve(self) -> None:
+    def resolve_dims(self) -> None:
         """Replace names of dimensions by indices."""
         names = names_of(self.args[0] if isinstance(self.args[0], torch.Tensor) else self.args[0][0])
         for place, keyword in self.row.dims:
-            given = self.arg(place, keyword)
+            given = self.argument_at(place, keyword)
             if not isinstance(given, str | list | tuple):
                 continue
             if len(self.args) > place:
-                self.args = (*self.args[:place], position(given, names), *self.args[place + 1 :])
+                self.args = (*self.args[:place], dimension_index(given, names), *self.args[place + 1 :])
             else:
-                self.kwargs = {**self.kwargs, keyword: position(given, names)}
+                self.kwargs = {**self.kwargs, keyword: dimension_index(given, names)}
 
-    def arg(self, place: int, keyword: str, default: Any = None) -> Any:
+    def argument_at(self, place: int, keyword: str, default: Any = None) -> Any:
         """Return an argument given by position or keyword."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(keyword, default)
 
-    def names(self, place: int = 0, keyword: str = "") -> Names:
+    def tensor_names(self, place: int = 0, keyword: str = "") -> Names:
         """Return the names of the tensor at that position."""
-        return names_of(self.arg(place, keyword))
+        return names_of(self.argument_at(place, keyword))
 
-    def dim(self, which: int = 0) -> Any:
+    def dim_argument(self, which: int = 0) -> Any:
         """Return the dimension, or dimensions, of the call; None for all."""
         place, keyword = self.row.dims[which]
-        return self.arg(place, keyword, self.row.default)
+        return self.argument_at(place, keyword, self.row.default)
 
-    def keepdim(self) -> bool:
+    def has_keepdim(self) -> bool:
         """Return whether dimensions that are summed over stay, with size 1."""
         place = self.row.keepdim
-        return bool(place) and bool(self.arg(place, "keepdim", False))
+        return bool(place) and bool(self.argument_at(place, "keepdim", False))
 
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def tensor_arguments(self) -> Iterator[torch.Tensor]:
         """Yield the tensor arguments in order, also those in lists; not `out`."""
         for value in (*self.args, *(value for key, value in self.kwargs.items() if key != "out")):
             if isinstance(value, torch.Tensor):
@@ -110,55 +118,55 @@ class OperatorCall:
             elif isinstance(value, list | tuple):
                 yield from (each for each in value if isinstance(each, torch.Tensor))
 
-    def shown(self) -> str:
+    def format_tensors(self) -> str:
         """Return the tensors as text, for errors."""
-        return " and ".join(show(tensor) for tensor in self.tensors())
+        return " and ".join(format_tensor(tensor) for tensor in self.tensor_arguments())
 
 
-def show(tensor: torch.Tensor) -> str:
+def format_tensor(tensor: torch.Tensor) -> str:
     """Return a tensor as text: `(N=32, C=3)`."""
     names = names_of(tensor)
-    return shown(names, tensor.shape) if len(names) == tensor.dim() else listed(names)
+    return format_named_shape(names, tensor.shape) if len(names) == tensor.dim() else format_names(names)
 
 
-def linear(call: OperatorCall) -> Names:
+def linear_names(call: OperatorCall) -> Names:
     """(…, in) with a weight (out, in) gives (…, out)."""
-    names, weight = call.names(), call.names(1, "weight")
+    names, weight = call.tensor_names(), call.tensor_names(1, "weight")
     _check_same(names[-1], weight[-1], "the last dimension of the input", "the weight's")
-    made, bias = (*names[:-1], *weight[:-1]), call.arg(2, "bias")
-    return unique(made if bias is None else unify(made, names_of(bias)))
+    made, bias = (*names[:-1], *weight[:-1]), call.argument_at(2, "bias")
+    return check_unique(made if bias is None else unify_names(made, names_of(bias)))
 
 
-def convolution(call: OperatorCall) -> Names:
+def convolution_names(call: OperatorCall) -> Names:
     """(…, in, *places) with a weight (out, in, *window) gives (…, out, *places)."""
-    names, weight = call.names(), call.names(1, "weight")
+    names, weight = call.tensor_names(), call.tensor_names(1, "weight")
     channel = len(names) - len(weight) + 1  # an input may have no batch dimension
     _check_same(names[channel], weight[1], "the channels of the input", "the weight's")
-    made = unique((*names[:channel], weight[0], *names[channel + 1 :]))
-    bias = call.arg(2, "bias")
+    made = check_unique((*names[:channel], weight[0], *names[channel + 1 :]))
+    bias = call.argument_at(2, "bias")
     if bias is not None:
         _check_same(weight[0], names_of(bias)[0], "the channels that the weight makes", "the bias's")
     return made
 
 
-def layer_norm(call: OperatorCall) -> Names:
+def layer_norm_names(call: OperatorCall) -> Names:
     """Return the input's names, unified with those of the weight and bias at the right."""
-    names = call.names()
+    names = call.tensor_names()
     for place, keyword in ((2, "weight"), (3, "bias")):
-        if isinstance(part := call.arg(place, keyword), Tensor):
-            names = unify(names, names_of(part))
+        if isinstance(part := call.argument_at(place, keyword), Tensor):
+            names = unify_names(names, names_of(part))
     return names
 
 
-def channel_norm(call: OperatorCall) -> Names:
+def channel_norm_names(call: OperatorCall) -> Names:
     """Return the input's names; the name of the channels must be the weight's."""
-    names, weight = call.names(), call.arg(2 if call.row.name == "group_norm" else 3, "weight")
+    names, weight = call.tensor_names(), call.argument_at(2 if call.row.name == "group_norm" else 3, "weight")
     if weight is not None:
         _check_same(names[1], names_of(weight)[0], "the channels of the input", "the weight's")
     return names
 
 
-def einsum(call: OperatorCall) -> Names:
+def einsum_names(call: OperatorCall) -> Names:
     """Return the names of the result's letters; dimensions with one letter must have one name."""
     inputs, arrow, output = str(call.args[0]).replace(" ", "").partition("->")
     operands = call.args[1] if isinstance(call.args[1], list | tuple) else call.args[1:]
@@ -170,37 +178,37 @@ def einsum(call: OperatorCall) -> Names:
             _check_same(known.get(letter), name, f"a dimension {letter!r}", "another")
             known[letter] = known.get(letter) or name  # a name from any operand
     left = sorted(letter for letter in known if inputs.count(letter) == 1)  # torch's order without an arrow
-    return unique(tuple(known[letter] for letter in (output if arrow else left)))
+    return check_unique(tuple(known[letter] for letter in (output if arrow else left)))
 
 
-def embedding(call: OperatorCall) -> Names:
+def embedding_names(call: OperatorCall) -> Names:
     """(…) of a table (rows, width) gives (…, width)."""
-    return unique((*call.names(), call.names(1, "weight")[-1]))
+    return check_unique((*call.tensor_names(), call.tensor_names(1, "weight")[-1]))
 
 
-def attention(call: OperatorCall) -> Names:
+def attention_names(call: OperatorCall) -> Names:
     """(…, to, e), (…, from, e), (…, from, v) give (…, to, v)."""
-    query, key, value = call.names(), call.names(1, "key"), call.names(2, "value")
+    query, key, value = call.tensor_names(), call.tensor_names(1, "key"), call.tensor_names(2, "value")
     _check_same(query[-1], key[-1], "the last dimension of the query", "the key's")
     _check_same(key[-2], value[-2], "the positions of the key", "the value's")
     batch: Names = (*query[:-2], None, None)  # aligned from the right, past the last two
     for other in (key, value):
-        batch = unify(batch, (*other[:-2], None, None))
-    return unique((*batch[:-2], query[-2], value[-1]))
+        batch = unify_names(batch, (*other[:-2], None, None))
+    return check_unique((*batch[:-2], query[-2], value[-1]))
 
 
-def loss(call: OperatorCall) -> Names:
+def loss_names(call: OperatorCall) -> Names:
     """Return the unified names of input and target, or none for a mean or sum of the losses."""
-    names = unify(call.names(), call.names(1, "target"))
+    names = unify_names(call.tensor_names(), call.tensor_names(1, "target"))
     return names if call.kwargs.get("reduction") == "none" else ()
 
 
-def of_classes(call: OperatorCall) -> Names:
+def class_loss_names(call: OperatorCall) -> Names:
     """Return the input's names without the classes; the target has these, or all if it holds probabilities."""
-    names, target = call.names(), call.names(1, "target")
+    names, target = call.tensor_names(), call.tensor_names(1, "target")
     classes = min(1, len(names) - 1)  # dimension 0 for a single sample
     without = (*names[:classes], *names[classes + 1 :])
-    unify(names if len(target) == len(names) else without, target)
+    unify_names(names if len(target) == len(names) else without, target)
     return without if call.kwargs.get("reduction") == "none" else ()
 
 
@@ -210,45 +218,45 @@ def _check_same(one: str | None, other: str | None, first: str, second: str) -> 
         raise NamesError(f"{first} is {one!r} and {second} {other!r}")
 
 
-def keeps(call: OperatorCall) -> Names:
+def input_names(call: OperatorCall) -> Names:
     """Return the input's names."""
-    return call.names()
+    return call.tensor_names()
 
 
-def expanded(call: OperatorCall) -> Names:
+def expanded_names(call: OperatorCall) -> Names:
     """Return the input's names, after the new dimensions."""
-    sizes = call.arg(1, "size")
+    sizes = call.argument_at(1, "size")
     count = len(sizes) if isinstance(sizes, list | tuple) else len(call.args) - 1
-    return (None,) * (count - len(call.names())) + call.names()
+    return (None,) * (count - len(call.tensor_names())) + call.tensor_names()
 
 
-def unifies(call: OperatorCall) -> Names:
+def unified_names(call: OperatorCall) -> Names:
     """Return the unified names of all tensors."""
-    return reduce(unify, map(names_of, call.tensors()))
+    return reduce(unify_names, map(names_of, call.tensor_arguments()))
 
 
-def where(call: OperatorCall) -> Names:
+def where_names(call: OperatorCall) -> Names:
     """Return the unified names of all tensors; a condition alone gives indices, with a dimension without a name."""
-    return (None,) if len(call.args) + len(call.kwargs) == 1 else unifies(call)
+    return (None,) if len(call.args) + len(call.kwargs) == 1 else unified_names(call)
 
 
-def joined(call: OperatorCall) -> Names:
+def concatenated_names(call: OperatorCall) -> Names:
     """Return the unified names of all tensors in the list; an empty tensor of one dimension fits all, as in torch."""
     return _unify_all([names_of(each) for each in call.args[0] if each.dim() != 1 or each.numel()])
 
 
 def _unify_all(all_names: list[Names]) -> Names:
-    return reduce(unify, all_names) if all_names else (None,)
+    return reduce(unify_names, all_names) if all_names else (None,)
 
 
-def stacked(call: OperatorCall) -> Names:
+def stacked_names(call: OperatorCall) -> Names:
     """Return the unified names of all tensors, and a new dimension without a name."""
-    return _with_new(_unify_all([names_of(each) for each in call.args[0]]), call.arg(1, "dim", 0))
+    return _with_new(_unify_all([names_of(each) for each in call.args[0]]), call.argument_at(1, "dim", 0))
 
 
-def unsqueezed(call: OperatorCall) -> Names:
+def unsqueezed_names(call: OperatorCall) -> Names:
     """Return the input's names, and a new dimension without a name."""
-    return _with_new(call.names(), call.arg(1, "dim"))
+    return _with_new(call.tensor_names(), call.argument_at(1, "dim"))
 
 
 def _with_new(names: Names, dim: int) -> Names:
@@ -256,24 +264,24 @@ def _with_new(names: Names, dim: int) -> Names:
     return (*names[:place], None, *names[place:])
 
 
-def matrices(call: OperatorCall) -> Names:
+def matrix_product_names(call: OperatorCall) -> Names:
     """(n, d) by (d, m) gives (n, m)."""
-    return unique((call.names()[-2], call.names(1, "mat2")[-1]))
+    return check_unique((call.tensor_names()[-2], call.tensor_names(1, "mat2")[-1]))
 
 
-def matrix_vector(call: OperatorCall) -> Names:
+def matrix_vector_names(call: OperatorCall) -> Names:
     """(n, d) by (d) gives (n)."""
-    return call.names()[:-1]
+    return call.tensor_names()[:-1]
 
 
-def batches(call: OperatorCall) -> Names:
-    """As `matrices`, for vectors and batches of matrices too; the batch dimensions unify."""
-    return _product_names(call.names(), call.names(1, "mat2" if "mat2" in call.kwargs else "other"))
+def batched_product_names(call: OperatorCall) -> Names:
+    """As `matrix_product_names`, for vectors and batches of matrices too; the batch dimensions unify."""
+    return _product_names(call.tensor_names(), call.tensor_names(1, "mat2" if "mat2" in call.kwargs else "other"))
 
 
-def batches_from_right(call: OperatorCall) -> Names:
-    """As `batches`, with the second argument first."""
-    return _product_names(call.names(1, "other"), call.names())
+def reversed_product_names(call: OperatorCall) -> Names:
+    """As `batched_product_names`, with the second argument first."""
+    return _product_names(call.tensor_names(1, "other"), call.tensor_names())
 
 
 def _product_names(first: Names, second: Names) -> Names:
@@ -281,24 +289,26 @@ def _product_names(first: Names, second: Names) -> Names:
         return first[:-1]
     if len(first) == 1:  # vector by matrices
         return second[:-2] + second[-1:]
-    batch = unify((*first[:-2], None, None), (*second[:-2], None, None))[:-2]
-    return unique((*batch, first[-2], second[-1]))
+    batch = unify_names((*first[:-2], None, None), (*second[:-2], None, None))[:-2]
+    return check_unique((*batch, first[-2], second[-1]))
 
 
-def added_matrices(call: OperatorCall) -> Names:
-    """As `matrices`, unified with the names of the added tensor."""
-    return unify(call.names(), unique((call.names(1, "mat1")[-2], call.names(2, "mat2")[-1])))
+def added_product_names(call: OperatorCall) -> Names:
+    """As `matrix_product_names`, unified with the names of the added tensor."""
+    return unify_names(
+        call.tensor_names(), check_unique((call.tensor_names(1, "mat1")[-2], call.tensor_names(2, "mat2")[-1]))
+    )
 
 
-def added_vector(call: OperatorCall) -> Names:
-    """As `matrix_vector`, unified with the names of the added tensor."""
-    return unify(call.names(), call.names(1, "mat")[:-1])
+def added_vector_names(call: OperatorCall) -> Names:
+    """As `matrix_vector_names`, unified with the names of the added tensor."""
+    return unify_names(call.tensor_names(), call.tensor_names(1, "mat")[:-1])
 
 
-def removes(call: OperatorCall) -> Names:
+def reduction_names(call: OperatorCall) -> Names:
     """Return the names of the remaining dimensions."""
-    names, dims = call.names(), call.dim()
-    if call.keepdim():
+    names, dims = call.tensor_names(), call.dim_argument()
+    if call.has_keepdim():
         return names
     # No dimension given, as sum(), std(True) or sum(dim=()): all are removed.
     if dims is None or isinstance(dims, bool) or (not isinstance(dims, int) and not dims):
@@ -306,9 +316,9 @@ def removes(call: OperatorCall) -> Names:
     return _remaining_names(names, dims)
 
 
-def extremes(call: OperatorCall) -> Names:
-    """As `unifies` for two tensors, else as `removes`."""
-    return unifies(call) if isinstance(call.arg(1, "other"), torch.Tensor) else removes(call)
+def extremum_names(call: OperatorCall) -> Names:
+    """As `unified_names` for two tensors, else as `reduction_names`."""
+    return unified_names(call) if isinstance(call.argument_at(1, "other"), torch.Tensor) else reduction_names(call)
 
 
 def _remaining_names(names: Names, dims: Any) -> Names:
@@ -317,68 +327,68 @@ def _remaining_names(names: Names, dims: Any) -> Names:
     return tuple(name for place, name in enumerate(names) if place not in gone)
 
 
-def squeezed(call: OperatorCall) -> Names:
+def squeezed_names(call: OperatorCall) -> Names:
     """Return the input's names without the dimensions of size 1, or without those given that have size 1."""
-    names, shape, dims = call.names(), call.args[0].shape, call.dim()
+    names, shape, dims = call.tensor_names(), call.args[0].shape, call.dim_argument()
     if not names:
         return names
     wanted = range(len(names)) if dims is None else dims if isinstance(dims, list | tuple) else (dims,)
     return _remaining_names(names, [dim for dim in wanted if shape[dim] == 1])
 
 
-def transposed(call: OperatorCall) -> Names:
+def transposed_names(call: OperatorCall) -> Names:
     """Return the input's names, two of them exchanged."""
-    names = list(call.names())
-    one, other = call.dim(0), call.dim(1)
+    names = list(call.tensor_names())
+    one, other = call.dim_argument(0), call.dim_argument(1)
     if names:
         names[one], names[other] = names[other], names[one]
     return tuple(names)
 
 
-def reversed_dims(call: OperatorCall) -> Names:
+def reversed_names(call: OperatorCall) -> Names:
     """Return the input's names from right to left."""
-    return call.names()[::-1]
+    return call.tensor_names()[::-1]
 
 
-def matrix_turned(call: OperatorCall) -> Names:
+def matrix_transpose_names(call: OperatorCall) -> Names:
     """Return the input's names, the last two exchanged."""
-    names = call.names()
+    names = call.tensor_names()
     return (*names[:-2], *names[:-3:-1])
 
 
-def permuted(call: OperatorCall) -> Names:
+def permuted_names(call: OperatorCall) -> Names:
     """Return the input's names in the given order."""
-    names, dims = call.names(), call.dim()
+    names, dims = call.tensor_names(), call.dim_argument()
     return tuple(names[dim] for dim in (call.args[1:] if isinstance(dims, int) else dims))
 
 
-def masked(call: OperatorCall) -> Names:
+def masked_select_names(call: OperatorCall) -> Names:
     """Return one dimension without a name, for the selected elements; the mask must fit the input."""
-    unify(call.names(), call.names(1, "mask"))
+    unify_names(call.tensor_names(), call.tensor_names(1, "mask"))
     return (None,)
 
 
-def same_shape(call: OperatorCall) -> Names:
+def same_shape_names(call: OperatorCall) -> Names:
     """Return the input's names, for a resize or view that changes no size; NamesError for any other."""
-    given = call.arg(1, "size", call.arg(1, "the_template", call.arg(1, "other")))
+    given = call.argument_at(1, "size", call.argument_at(1, "the_template", call.argument_at(1, "other")))
     size = given.shape if isinstance(given, torch.Tensor) else given
     wanted = tuple(size) if isinstance(size, list | tuple) else tuple(call.args[1:])
     if wanted != tuple(call.args[0].shape):
         raise NamesError(f"the shape would become {wanted}, with unknown names. Use tensor.rename(None)")
-    return call.names()
+    return call.tensor_names()
 
 
-def replaced(call: OperatorCall) -> Names:
+def replaced_data_names(call: OperatorCall) -> Names:
     """Return the input's names; the new data must fit them, in as many dimensions."""
-    names, new = call.names(), names_of(call.args[1])
-    if len(names) != len(new) or unify(names, new) != names:
+    names, new = call.tensor_names(), names_of(call.args[1])
+    if len(names) != len(new) or unify_names(names, new) != names:
         raise NamesError("the new data has other dimensions: rename, or make a new tensor")
     return names
 
 
-def indexed(call: OperatorCall) -> Names:
+def indexed_names(call: OperatorCall) -> Names:
     """Return the names after indexing: a number removes its dimension, a slice keeps it, None adds one."""
-    names = call.names()
+    names = call.tensor_names()
     given = [_as_index(each) for each in (call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],))]
     # torch merges their dimensions into one, at a place that depends on the indices between them.
     if sum(isinstance(each, torch.Tensor) and each.dim() > 0 for each in given) > 1:
@@ -393,7 +403,7 @@ def indexed(call: OperatorCall) -> Names:
             made += [next(rest) for _ in range(len(names) - used)]  # all that no index uses
         else:
             made += [None] if each is None else _names_after_index(each, next(rest))
-    return unique((*made, *rest))
+    return check_unique((*made, *rest))
 
 
 def _as_index(index: Any) -> Any:
@@ -413,13 +423,13 @@ def _names_after_index(index: Any, name: str | None) -> list[str | None]:
     if index.dtype in (torch.bool, torch.uint8) and index.dim() != 1:  # it removes several dimensions
         raise NamesError(f"a mask of {index.dim()} dimensions leaves none with a name: use masked_select")
     own = names_of(index)
-    return [unify((name,), own)[0]] if index.dim() == 1 else [*own]
+    return [unify_names((name,), own)[0]] if index.dim() == 1 else [*own]
 
 
-def assigned(call: OperatorCall) -> Names:
+def assigned_names(call: OperatorCall) -> Names:
     """Return the input's names; the value must fit the part that it is written to."""
     if isinstance(call.args[2], torch.Tensor):
-        target = indexed(call)
-        if unify(target, names_of(call.args[2])) != target and any(call.names()):
-            raise NamesError(f"the value has names that {listed(target)} has not")
-    return call.names()
+        target = indexed_names(call)
+        if unify_names(target, names_of(call.args[2])) != target and any(call.tensor_names()):
+            raise NamesError(f"the value has names that {format_names(target)} has not")
+    return call.tensor_names()

@@ -42,7 +42,7 @@ def admit_widgets() -> None:
         output.enable_custom_widget_manager()
 
 
-def warn(text: str) -> None:
+def warn_on_stderr(text: str) -> None:
     """Write a line to stderr. It appears above the output that follows."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()  # a kernel sends each stream at times of its own
@@ -66,10 +66,10 @@ def with_help(magic: M) -> M:
     """Decorate a magic to show its docstring if its line is `help`, or has the word `--help`."""
 
     @functools.wraps(magic)
-    def run(self: Any, line: str = "", *rest: Any, **more: Any) -> Any:
+    def run_magic(self: Any, line: str = "", *rest: Any, **more: Any) -> Any:
         if is_help(line):
             sys.stdout.write(f"{inspect.getdoc(magic)}\n")
             return None
         return magic(self, line, *rest, **more)
 
-    return cast(M, run)
+    return cast(M, run_magic)

@@ -27,8 +27,8 @@ from IPython.display import publish_display_data
 
 from rpcbench.base.conditions import Event
 from rpcbench.base.errors import CallCancelled
-from rpcbench.cells.display import OutputArea, OutputDisplay, plain
-from rpcbench.cells.tracebacks import message, of_user, with_rendering
+from rpcbench.cells.display import OutputArea, OutputDisplay, plain_text
+from rpcbench.cells.tracebacks import error_message, user_frames, with_rendering
 from rpcbench.notebook import require_extra
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ _numbers = itertools.count(1)  # of display ids
 class CellExecution(Protocol):
     """A cell that runs on workers (`cells.client.RunningCell`) or here (`LocalCell`)."""
 
-    def answer(self) -> Any:
+    def wait_for_result(self) -> Any:
         """Wait for the end of the cell and return its result."""
 
-    def states(self) -> dict[str, str]:
+    def states_by_member(self) -> dict[str, str]:
         """Return the state by member: "runs", "done", or the name of the error."""
 
     def interrupt(self) -> None:
@@ -60,15 +60,15 @@ class CellHandle:
 
     def __init__(
         self,
-        screen: OutputDisplay,
+        display: OutputDisplay,
         start: Callable[[Callable[[], object]], CellExecution],
         settle: Callable[[Any], Any],
     ) -> None:
-        self._screen = screen
+        self._output_display = display
         self._settle = settle
         self._display = f"rpcbench-cell-{next(_numbers)}"
         self._shown = False  # the notebook has displayed the handle, so updates have a place
-        self._began, self._took = time.monotonic(), 0.0  # start; duration in seconds once the cell has ended
+        self._began, self._duration = time.monotonic(), 0.0  # start; duration in seconds once the cell has ended
         self._done = Event()
         self._outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._outcome.set_running_or_notify_cancel()  # so an `await` that is cancelled does not cancel the future
@@ -96,8 +96,8 @@ class CellHandle:
         return asyncio.wrap_future(self._outcome).__await__()
 
     def __repr__(self) -> str:
-        states = ", ".join(f"{worker}: {state}" for worker, state in self._sent.states().items())
-        seconds = self._took or time.monotonic() - self._began
+        states = ", ".join(f"{worker}: {state}" for worker, state in self._sent.states_by_member().items())
+        seconds = self._duration or time.monotonic() - self._began
         return f"<cell on {states}; {seconds:.1f} s>"
 
     def _ipython_display_(self) -> None:
@@ -110,23 +110,23 @@ class CellHandle:
     def _update_display(self) -> None:
         """Update the display after a change of state."""
         if self._shown:
-            self._screen.display(self._make_bundle(), update=True)
+            self._output_display.display_bundle(self._make_bundle(), update=True)
 
     def _follow_cell(self) -> None:
         values: Any = None
         error: BaseException | None = None
         try:
-            values = self._settle(self._sent.answer())
+            values = self._settle(self._sent.wait_for_result())
         except KeyboardInterrupt as interrupt:  # from `settle`, of an interrupted cell: this is not the main thread
             rendered: list[str] = getattr(interrupt, "_render_traceback_", list)()
             error = with_rendering(CallCancelled("the cell was cancelled"), rendered)
         except BaseException as raised:  # noqa: BLE001  (any error of the cell)
             error = raised
-        self._took = time.monotonic() - self._began
+        self._duration = time.monotonic() - self._began
         try:
             if error is not None:
-                lines = getattr(error, "_render_traceback_", lambda: [message(error)])()
-                self._screen.text("stderr", "\n".join(lines) + "\n")
+                lines = getattr(error, "_render_traceback_", lambda: [error_message(error)])()
+                self._output_display.write_text("stderr", "\n".join(lines) + "\n")
             self._update_display()
         except Exception:  # for example a closed stream: the threads in `wait` must still be woken
             logger.exception("the end of a remote cell could not be shown")
@@ -141,11 +141,12 @@ HERE = "notebook"  # the member name of a cell that runs here
 
 
 class LocalCell:
-    """A cell of the notebook that `answer` runs, on the calling thread. The constructor may raise SyntaxError."""
+    """A cell of the notebook that `wait_for_result` runs, on the calling thread. The constructor may raise
+    SyntaxError."""
 
-    def __init__(self, shell: InteractiveShell, screen: OutputDisplay, code: str) -> None:
+    def __init__(self, shell: InteractiveShell, display: OutputDisplay, code: str) -> None:
         self._shell = shell
-        self._screen = screen
+        self._display = display
         self._state = "runs"
         text = cast(Any, shell).transform_cell(code)
         # For lines of tracebacks, with the number of the cell's prompt: `execution_count` may be that of the next cell.
@@ -158,13 +159,13 @@ class LocalCell:
             self._value = compile(ast.Expression(last.value), name, "eval")
         self._code = compile(tree, name, "exec")
 
-    def answer(self) -> None:
+    def wait_for_result(self) -> None:
         """Run the cell; raise its error with IPython's rendering."""
         try:
-            self._screen.within(self._run_code)
+            self._display.call_in_context(self._run_code)
         except BaseException as error:  # noqa: BLE001  (any error of the cell)
             self._state = type(error).__name__
-            frames = of_user(error.__traceback__)
+            frames = user_frames(error.__traceback__)
             lines = cast(Any, self._shell.InteractiveTB).structured_traceback(type(error), error, frames)
             raise with_rendering(error, lines) from None
         self._state = "done"
@@ -177,7 +178,7 @@ class LocalCell:
         if self._value is not None and (value := eval(self._value, space)) is not None:
             display(value)  # type: ignore[no-untyped-call]
 
-    def states(self) -> dict[str, str]:
+    def states_by_member(self) -> dict[str, str]:
         return {HERE: self._state}
 
     def interrupt(self) -> None:
@@ -190,7 +191,7 @@ class LocalCell:
 Output = dict[str, Any]
 
 
-def in_tabs(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
+def tabbed_areas(display: OutputDisplay, workers: Sequence[str], labelled: bool) -> list[OutputArea]:
     """Make and show a tab for each worker. Raises UsageError if ipywidgets is not installed."""
     with require_extra("--tabs", "ipywidgets"):
         import ipywidgets
@@ -200,32 +201,32 @@ def in_tabs(screen: OutputDisplay, workers: Sequence[str], labelled: bool) -> li
     view = tabs._repr_mimebundle_() or {}  # None if no front end can draw widgets
     identity = {"display_id": f"rpcbench-tabs-{next(_numbers)}"}
 
-    def show(text: str, update: bool = False) -> None:
+    def show_tabs(text: str, update: bool = False) -> None:
         data = {**view, "text/plain": text}
-        screen.display({"data": data, "metadata": {}, "transient": identity}, update=update)
+        display.display_bundle({"data": data, "metadata": {}, "transient": identity}, update=update)
 
-    def finished(worker: str) -> None:
+    def worker_finished(worker: str) -> None:
         running.discard(worker)
         if not running:
-            show(_as_text(workers, sheets), update=True)
+            show_tabs(_as_text(workers, sheets), update=True)
 
     running = set(workers)  # the text form is published once, when it is empty: it needs the output of all tabs
-    sheets = [_TabContent(screen, output) for output in outputs]
-    show(f"In tabs: {', '.join(workers)}.")
-    return [_Tab(sheet, worker, finished) for sheet, worker in zip(sheets, workers, strict=True)]
+    sheets = [_TabContent(display, output) for output in outputs]
+    show_tabs(f"In tabs: {', '.join(workers)}.")
+    return [_Tab(sheet, worker, worker_finished) for sheet, worker in zip(sheets, workers, strict=True)]
 
 
 class _TabContent:
     """The content of one tab."""
 
-    def __init__(self, screen: OutputDisplay, widget: Any) -> None:
+    def __init__(self, display: OutputDisplay, widget: Any) -> None:
         self.outputs: list[Output] = []  # in the format of a notebook file
-        self._screen = screen
+        self._display = display
         self._widget = widget
         self._ids: list[str | None] = []  # display ids, parallel to `outputs`
         self._stale = False  # clear before the next item: `clear_output(wait=True)`
 
-    def text(self, stream: str, text: str) -> None:
+    def write_text(self, stream: str, text: str) -> None:
         self._clear_stale()
         last = self.outputs[-1] if self.outputs else {}
         if last.get("name") == stream:
@@ -234,7 +235,7 @@ class _TabContent:
             self._add_output({"output_type": "stream", "name": stream, "text": text}, None)
         self._publish_outputs()
 
-    def display(self, bundle: dict[str, Any], update: bool = False) -> None:
+    def display_bundle(self, bundle: dict[str, Any], update: bool = False) -> None:
         shown = {"output_type": "display_data", "data": bundle["data"], "metadata": bundle["metadata"]}
         name = bundle.get("transient", {}).get("display_id")
         if update:
@@ -244,7 +245,7 @@ class _TabContent:
             self._add_output(shown, name)
         self._publish_outputs()
 
-    def clear(self, wait: bool) -> None:
+    def clear_output(self, wait: bool) -> None:
         self._stale = True
         if not wait:
             self._clear_stale()
@@ -259,18 +260,18 @@ class _TabContent:
         self._ids.append(name)
 
     def _publish_outputs(self) -> None:
-        self._screen.within(lambda: setattr(self._widget, "outputs", tuple(self.outputs)))
+        self._display.call_in_context(lambda: setattr(self._widget, "outputs", tuple(self.outputs)))
 
 
 class _Tab(OutputArea):
-    """The output area of a worker in its tab. Calls `told(worker)` when it is finished."""
+    """The output area of a worker in its tab. Calls `on_finished(worker)` when it is finished."""
 
-    def __init__(self, sheet: _TabContent, worker: str, told: Callable[[str], object]) -> None:
+    def __init__(self, sheet: _TabContent, worker: str, on_finished: Callable[[str], object]) -> None:
         super().__init__(sheet, worker)
-        self._on_finished = told
+        self._on_finished = on_finished
 
-    def finish(self) -> None:
-        super().finish()
+    def finish_output(self) -> None:
+        super().finish_output()
         self._on_finished(self._worker)
 
 
@@ -278,6 +279,6 @@ def _as_text(workers: Sequence[str], sheets: Sequence[_TabContent]) -> str:
     """Join the text of all tabs; a tab without output has an empty line."""
     lines = []
     for worker, sheet in zip(workers, sheets, strict=True):
-        text = "".join(output["text"] if "text" in output else f"{plain(output)}\n" for output in sheet.outputs)
+        text = "".join(output["text"] if "text" in output else f"{plain_text(output)}\n" for output in sheet.outputs)
         lines += [f"[{worker}] {line}" for line in text.splitlines() or [""]]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from IPython.core.error import UsageError
 from IPython.display import DisplayHandle
 
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import process, saved, stacks, status
@@ -26,34 +26,34 @@ from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.registry import KINDS
 from rpcbench.launch.status import ProcessSampler, WorkerStatus
-from rpcbench.notebook import warn
+from rpcbench.notebook import warn_on_stderr
 from rpcbench.notebook.parsers import HOW_MANY, cluster_line, parse_size
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 
-def restarted(names: list[str]) -> str:
+def restart_report(names: list[str]) -> str:
     return f"Started again: {', '.join(names)}. {'Its' if len(names) == 1 else 'Their'} variables are lost."
 
 
-def interrupted(names: list[str]) -> str:
+def interrupt_report(names: list[str]) -> str:
     return f"Interrupted: {', '.join(names)}."
 
 
 def sentence(found: BaseCluster) -> str:
     names = found.workers
-    return f"{counted(len(names), 'worker')}: {', '.join(names)}."
+    return f"{count_noun(len(names), 'worker')}: {', '.join(names)}."
 
 
-def sentence_of_replay(name: str, cells: list[Rerun]) -> str:
+def replay_report(name: str, cells: list[Rerun]) -> str:
     """Report the replay of a worker's cells: in one line, and one more for each cell that failed."""
     failed = [cell for cell in cells if cell.error is not None]
     if not cells:
         return f"{name} had run no cell."
     if not failed:
-        return f"{name} has run its {counted(len(cells), 'cell')} again."
+        return f"{name} has run its {count_noun(len(cells), 'cell')} again."
     lines = [f"  {_first_line(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
-    return "\n".join([f"{name} has run its {counted(len(cells), 'cell')} again; {len(failed)} failed:", *lines])
+    return "\n".join([f"{name} has run its {count_noun(len(cells), 'cell')} again; {len(failed)} failed:", *lines])
 
 
 def _first_line(code: str) -> str:
@@ -72,7 +72,9 @@ class ClusterSummary:
         self._numbers: WeakKeyDictionary[BaseCluster, int] = WeakKeyDictionary()
         self._count = itertools.count(1)
 
-    def at(self, clusters: Mapping[str, BaseCluster], current: BaseCluster | None) -> list[ClusterState]:
+    def summarize_clusters(
+        self, clusters: Mapping[str, BaseCluster], current: BaseCluster | None
+    ) -> list[ClusterState]:
         """Return a dict for each cluster."""
         return [self._summarize_cluster(name, one, one is current) for name, one in clusters.items()]
 
@@ -85,10 +87,10 @@ class ClusterSummary:
 
     def _summarize_workers(self, one: BaseCluster) -> list[ClusterState]:
         serving = {*one.workers}
-        return [worker(row, row.name in serving) for row in self._looks.at(one.watched())]
+        return [summarize_worker(row, row.name in serving) for row in self._looks.sample_workers(one.watched())]
 
 
-def worker(row: WorkerStatus, serves: bool) -> ClusterState:
+def summarize_worker(row: WorkerStatus, serves: bool) -> ClusterState:
     """Summarize one worker. `serves` is False while it starts."""
     note = "" if row.state in ("ready", "stopped") else row.state
     now = "busy" if row.calls else "ready"
@@ -136,7 +138,7 @@ class StartReports(NamedTuple):
     warn: Callable[[str], object]  # takes a warning about scarce resources
 
 
-IN_CELL = StartReports(Starting, warn)
+IN_CELL = StartReports(Starting, warn_on_stderr)
 
 
 class Commands:
@@ -148,35 +150,37 @@ class Commands:
         self._targets = targets
         self._bind = bind
 
-    def run(self, action: str, words: Words) -> Any:
+    def run_action(self, action: str, words: Words) -> Any:
         """Run an action and return its result. Raises UsageError for an unknown action or option."""
         options = cluster_line().action(action).parse(words)
         deed: Callable[..., Any] = getattr(self, f"_{action}")
         return deed(**vars(options))
 
-    def _start(self, size: str | None, words: Words, name: str | None, **way: Any) -> str:
+    def _start(self, size: str | None, words: Words, name: str | None, **arguments: Any) -> str:
         words = [size or "", *words]
-        way["options"] = dict(word.split("=", 1) for word in words if "=" in word)
-        way["env"] = dict(way["env"] or ())
-        way = {option: value for option, value in way.items() if value not in (None, {})}
+        arguments["options"] = dict(word.split("=", 1) for word in words if "=" in word)
+        arguments["env"] = dict(arguments["env"] or ())
+        arguments = {option: value for option, value in arguments.items() if value not in (None, {})}
         plain = [word for word in words if word and "=" not in word]
         if not plain or not plain[0][:1].isalpha():
-            return self.start(_parse_one_size(plain), way, name)
+            return self.start_cluster(_parse_one_size(plain), arguments, name)
         with _as_usage_error():
-            found = saved.find(plain[0])
-            way = found.changed(way)
-        number = _parse_one_size(plain[1:] or [str(way["n"])])
-        del way["n"]
-        return f"{self.start(number, way, name or found.name)} {found.file} describes {plain[0]}."
+            found = saved.find_cluster(plain[0])
+            arguments = found.merge_arguments(arguments)
+        number = _parse_one_size(plain[1:] or [str(arguments["n"])])
+        del arguments["n"]
+        return f"{self.start_cluster(number, arguments, name or found.name)} {found.file} describes {plain[0]}."
 
-    def start(self, size: int, way: Way | None = None, name: str | None = None, voice: StartReports = IN_CELL) -> str:
-        """Start a cluster, unless it runs, and make it the current one. `way` has arguments of `Cluster`."""
+    def start_cluster(
+        self, size: int, arguments: Way | None = None, name: str | None = None, voice: StartReports = IN_CELL
+    ) -> str:
+        """Start a cluster, unless it runs, and make it the current one. `arguments` has arguments of `Cluster`."""
         self._adopt_current()  # first: a cluster that has ended must not keep its name
-        way = way or {}
+        arguments = arguments or {}
         found = running() if name is None else self.named.get(name)
         if found is None:
-            found = self.named[name or MAIN] = self._make_cluster(size, way, voice)
-        elif others := _describe_differences(way, found):
+            found = self.named[name or MAIN] = self._make_cluster(size, arguments, voice)
+        elif others := _describe_differences(arguments, found):
             raise UsageError(
                 f"the cluster that runs was not started with {others}: %cluster stop ends it, then start it again; or "
                 "start another one beside it: --name other"
@@ -185,10 +189,10 @@ class Commands:
             return f"{sentence(found)} %cluster scale {size} makes it {size}."
         return f"{self._make_current(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
-    def _make_cluster(self, size: int, way: Way, voice: StartReports) -> BaseCluster:
-        warn_of_room(size, way.get("launcher") or way.get("kind", "process"), voice.warn)
+    def _make_cluster(self, size: int, arguments: Way, voice: StartReports) -> BaseCluster:
+        warn_of_resources(size, arguments.get("launcher") or arguments.get("kind", "process"), voice.warn)
         with _as_usage_error():  # a mistake in the arguments, such as options of a launcher
-            made = Cluster(size, **way, progress=voice.progress(size))
+            made = Cluster(size, **arguments, progress=voice.progress(size))
         self.started.append(made)  # not before: `_adopt_current` on the thread of a page replaces the list meanwhile
         return made
 
@@ -208,7 +212,7 @@ class Commands:
         self._bind(found)
         return sentence(found)
 
-    def present(self) -> dict[str, BaseCluster]:
+    def running_clusters(self) -> dict[str, BaseCluster]:
         """Return the running clusters by name, with the current one even if it was not made by a magic."""
         there = {name: one for name, one in list(self.named.items()) if one.agent.running}
         found = running()
@@ -221,7 +225,7 @@ class Commands:
         for one in self.started:
             if one.over:
                 one.shutdown()
-        self.named = self.present()
+        self.named = self.running_clusters()
         self.started = [one for one in self.started if one.agent.running]
 
     def _list(self) -> str:
@@ -243,7 +247,7 @@ class Commands:
     def _scale(self, size: int) -> str:
         found = cluster()
         if size > len(found.workers):
-            warn_of_room(size, found.kind, IN_CELL.warn)
+            warn_of_resources(size, found.kind, IN_CELL.warn)
         with _as_usage_error():  # more workers than GPUs
             found.scale(size)
         return sentence(found)
@@ -251,9 +255,9 @@ class Commands:
     def _restart(self, workers: Words, replay: bool) -> str:
         found = cluster()
         there = [row.name for row in found.status()]  # with lost workers, which `found.workers` leaves out
-        names = self._targets.find(workers, there)
-        again = [sentence_of_replay(name, found.restart(name, replay=replay)) for name in names]
-        return "\n".join([f"Started again: {', '.join(names)}.", *again]) if replay else restarted(names)
+        names = self._targets.select_workers(workers, there)
+        again = [replay_report(name, found.restart(name, replay=replay)) for name in names]
+        return "\n".join([f"Started again: {', '.join(names)}.", *again]) if replay else restart_report(names)
 
     def _reload(self, modules: Words) -> str:
         found = cluster()
@@ -262,18 +266,20 @@ class Commands:
 
     def _interrupt(self, workers: Words) -> str:
         found = cluster()
-        names = self._targets.find(workers or ["all"], found.workers)
+        names = self._targets.select_workers(workers or ["all"], found.workers)
         for name in names:
             found.interrupt(name)
-        return interrupted(names)
+        return interrupt_report(names)
 
     def _stack(self, workers: Words) -> str:
         found = cluster()
-        return stacks.report(found.agent, self._targets.find(workers or ["all"], found.workers), found.watched())
+        return stacks.stack_report(
+            found.agent, self._targets.select_workers(workers or ["all"], found.workers), found.watched()
+        )
 
     def _logs(self, workers: Words) -> str:
         found = cluster()
-        names = self._targets.find(workers or ["all"], [row.name for row in found.status()])
+        names = self._targets.select_workers(workers or ["all"], [row.name for row in found.status()])
         logs = {name: found.log(name) or "(nothing outside cells)" for name in names}
         return "\n".join(f"[{name}] {line}" for name, text in logs.items() for line in text.splitlines())
 
@@ -283,7 +289,7 @@ class Commands:
             return "\n".join(f"{group}: {' '.join(meant)}" for group, meant in groups) or "No group is saved."
         if not workers:
             raise UsageError("say which workers: %cluster group trainers worker1 worker2, %cluster group rest [1:]")
-        names = self._targets.save(name, workers, cluster().workers)
+        names = self._targets.save_group(name, workers, cluster().workers)
         return f"{name}: {', '.join(names)}. %%remote {name} runs a cell there."
 
     def _stop(self) -> str:
@@ -291,16 +297,16 @@ class Commands:
         if found is None:
             return "No cluster runs."
         found.shutdown()
-        return self.stopped(found)
+        return self.cluster_stopped(found)
 
-    def stopped(self, found: BaseCluster) -> str:
+    def cluster_stopped(self, found: BaseCluster) -> str:
         """Report that a cluster was stopped, and make another one that runs the current one."""
         self._adopt_current()
         left = running()
-        told = found.farewell
-        return told if left is None else f"{told} The current one is now: {self._make_current(left)}"
+        farewell = found.farewell
+        return farewell if left is None else f"{farewell} The current one is now: {self._make_current(left)}"
 
-    def stop_started(self) -> None:
+    def stop_started_clusters(self) -> None:
         """Stop the clusters that were started here, and leave those that were joined."""
         for one in self.started:
             one.shutdown()
@@ -313,28 +319,33 @@ def running() -> BaseCluster | None:
         return None
 
 
-def warn_of_room(size: int, kind: str, warn: Callable[[str], object]) -> None:
+def warn_of_resources(size: int, kind: str, warn: Callable[[str], object]) -> None:
     """Warn of resources that this host lacks for that number of workers, before they start."""
     for complaint in status.resource_warnings(size, process.default_mode() if kind in ("process", "local") else kind):
         warn(complaint)
 
 
-def _describe_differences(way: Way, found: BaseCluster) -> str:
+def _describe_differences(arguments: Way, found: BaseCluster) -> str:
     """Return the options that a running cluster was not started with, as words of a line; empty if there are none."""
     ours = _line_options({**found.arguments, "kind": found.kind})
-    others = {option: value for option, value in _line_options(way).items() if value != ours.get(option)}
+    others = {option: value for option, value in _line_options(arguments).items() if value != ours.get(option)}
     has = {option: f"it has {option}{ours[option]}" if option in ours else "it has none" for option in others}
     return ", ".join(f"{option}{value} ({has[option]})" for option, value in others.items())
 
 
-def _line_options(way: Mapping[str, Any]) -> dict[str, str]:
+def _line_options(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return arguments of `Cluster` as words of `%cluster start`: each option with its value."""
-    plain = {name: way[name] for name in ("address", "gpus", "grace", "patience") if way.get(name) is not None}
-    kind = way.get("launcher") or way.get("kind")
-    options = {**(way.get("options") or {}), **({"python": way["python"]} if way.get("python") else {})}
+    plain = {
+        name: arguments[name] for name in ("address", "gpus", "grace", "patience") if arguments.get(name) is not None
+    }
+    kind = arguments.get("launcher") or arguments.get("kind")
+    options = {
+        **(arguments.get("options") or {}),
+        **({"python": arguments["python"]} if arguments.get("python") else {}),
+    }
     line = {f"--{name} ": value for name, value in plain.items()}
     line |= {"--launcher ": KINDS.get(kind, kind)} if kind else {}
-    line |= {f"--env {name}=": value for name, value in (way.get("env") or {}).items()}
+    line |= {f"--env {name}=": value for name, value in (arguments.get("env") or {}).items()}
     line |= {f"{name}=": value for name, value in options.items()}
     return {option: _format_value(value) for option, value in line.items()}
 

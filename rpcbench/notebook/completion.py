@@ -30,7 +30,7 @@ from rpcbench.notebook import panel_names, parsers
 from rpcbench.notebook.async_cells import HERE
 from rpcbench.notebook.fault_magics import FAULTS
 from rpcbench.notebook.parsers import MagicParser, cluster_line, profile_line, remote_line, step_line
-from rpcbench.runtime.current import find
+from rpcbench.runtime.current import find_current
 
 if TYPE_CHECKING:
     from rpcbench.runtime.agent import Agent
@@ -50,7 +50,7 @@ class Vocabulary(NamedTuple):
     clusters: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()  # names of clusters that files describe
 
-    def after(self, magic: str, before: list[str], begun: str = "") -> list[str]:
+    def words_after(self, magic: str, before: list[str], begun: str = "") -> list[str]:
         """Return the words that may follow `magic` and the words `before`; none before an expression. `begun`: the word
         that is to be completed."""
         if magic in _PARSERS:
@@ -83,7 +83,7 @@ class Vocabulary(NamedTuple):
         words: dict[Any, Callable[[], Iterable[str]]] = {
             parsers.WORKER: lambda: self._targets, parsers.CLUSTER: lambda: self.clusters,
             parsers.SAVED: lambda: self.saved, parsers.LAUNCHER: launcher_names,
-            parsers.LOADS: lambda: _transfer_words(begun, [SCATTER]), parsers.GPUS: lambda: gpu_pins.offers(size),
+            parsers.LOADS: lambda: _transfer_words(begun, [SCATTER]), parsers.GPUS: lambda: gpu_pins.gpu_choices(size),
             parsers.VALUES: lambda: _option_words(before),
             parsers.FETCHES: lambda: _transfer_words(begun, COMBINATIONS),
         }  # fmt: skip
@@ -100,10 +100,10 @@ def _option_words(before: list[str]) -> list[str]:
         return []
 
 
-def _transfer_words(begun: str, ways: Iterable[str]) -> list[str]:
+def _transfer_words(begun: str, methods: Iterable[str]) -> list[str]:
     """Return `x:scatter`, … for a variable with the colon; none for a name, which the notebook itself completes."""
     name, colon, _ = begun.rpartition(":")
-    return [f"{name}:{way}" for way in ways] if colon and ":" not in name.rpartition(",")[2] else []
+    return [f"{name}:{method}" for method in methods] if colon and ":" not in name.rpartition(",")[2] else []
 
 
 logger = logging.getLogger(__name__)
@@ -141,35 +141,35 @@ class Assist:
         self._kernel = kernel
         self._where, self._auto, self._words = where, auto, words
         self._own = kernel.do_complete, kernel.do_inspect
-        kernel.do_complete, kernel.do_inspect = self.complete, self.inspect
+        kernel.do_complete, kernel.do_inspect = self.complete_code, self.inspect_name
 
-    def remove(self) -> None:
+    def restore_kernel(self) -> None:
         """Restore the kernel's own functions."""
         self._kernel.do_complete, self._kernel.do_inspect = self._own
 
-    async def complete(self, code: str, cursor: int | None) -> Reply:
+    async def complete_code(self, code: str, cursor: int | None) -> Reply:
         """Complete code, as the kernel's `do_complete`."""
         end = len(code) if cursor is None else cursor
         line = _OWN_LINE.match(code[:end].rpartition("\n")[2])
         if line and (reply := self._of_line(line, end)):
             return reply
-        if spot := self.spot(code, end):
-            reply = await _query_worker(spot.worker, shell.complete, code[spot.start :], end - spot.start)
+        if spot := self.find_remote_code(code, end):
+            reply = await _query_worker(spot.worker, shell.complete_code, code[spot.start :], end - spot.start)
             if reply is not None:
                 return _shift_offsets(reply, spot.start)
         return await _await_reply(self._own[0](code, cursor))
 
-    async def inspect(self, code: str, cursor: int, detail_level: int = 0, omit_sections: Any = ()) -> Reply:
+    async def inspect_name(self, code: str, cursor: int, detail_level: int = 0, omit_sections: Any = ()) -> Reply:
         """Inspect a name, as the kernel's `do_inspect`."""
-        if spot := self.spot(code, cursor):
+        if spot := self.find_remote_code(code, cursor):
             reply = await _query_worker(
-                spot.worker, shell.inspect, code[spot.start :], cursor - spot.start, detail_level
+                spot.worker, shell.inspect_name, code[spot.start :], cursor - spot.start, detail_level
             )
             if reply is not None:
                 return reply
         return await _await_reply(self._own[1](code, cursor, detail_level, omit_sections))
 
-    def spot(self, code: str, cursor: int) -> RemoteCode | None:
+    def find_remote_code(self, code: str, cursor: int) -> RemoteCode | None:
         """Locate the worker's code at the cursor; None for code of the notebook, or the line of a magic."""
         if cell := _CELL.match(code):
             line, start = cell[1], cell.end()
@@ -221,7 +221,7 @@ async def _await_reply(reply: Any) -> Reply:
 
 async def _query_worker(worker: str, function: Callable[..., Reply | None], *args: Any) -> Reply | None:
     """Return the worker's reply; None if it has none, or does not reply in time."""
-    agent = find()
+    agent = find_current()
     if agent is None:
         return None
     loop = asyncio.get_running_loop()

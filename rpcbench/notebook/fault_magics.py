@@ -31,14 +31,14 @@ from IPython.core.magic import (
 )
 from IPython.display import display
 
-from rpcbench.base.errors import counted, nearest
+from rpcbench.base.errors import count_noun, suggest_nearest
 from rpcbench.cells.client import CellClient, CellInputs, CellOptions
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.targets import Targets
-from rpcbench.cells.tracebacks import short
+from rpcbench.cells.tracebacks import short_tracebacks
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import require_extra, warn, with_help
+from rpcbench.notebook import require_extra, warn_on_stderr, with_help
 from rpcbench.notebook.async_cells import HERE, CellHandle, LocalCell
 from rpcbench.notebook.parsers import step_line
 from rpcbench.telemetry.recording import Recording, Still, record
@@ -49,16 +49,18 @@ from rpcbench.testing.stepper import Stepper
 
 @magics_class
 class DebugMagics(Magics):
-    """`%debug`. `is_worker(word)` tests for the name of a worker; `debug_on(worker)` opens the debugger there."""
+    """`%debug`. `is_worker(word)` tests for the name of a worker; `debug_worker(worker)` opens the debugger there."""
 
     def __init__(self, shell: Any, is_worker: Callable[[str], bool], debug_on: Callable[[str], object]) -> None:
         super().__init__(shell)
         self._is_worker, self._debug_on = is_worker, debug_on
         self._magics = shell.magics_manager.magics
         # By `find_magic`, which loads IPython's own now: its lazy placeholder would later find ours.
-        self._own = {kind: shell.find_magic("debug", kind) for kind in ("line", "cell")}  # restored by `give_back`
+        self._own = {
+            kind: shell.find_magic("debug", kind) for kind in ("line", "cell")
+        }  # restored by `restore_debug_magic`
 
-    def give_back(self) -> None:
+    def restore_debug_magic(self) -> None:
         for kind, own in self._own.items():
             self._magics[kind]["debug"] = own
 
@@ -117,11 +119,11 @@ class FaultMagics(Magics):
         them. `_.cell` is the cell's handle, to wait for. Deadlines, retransmits and heartbeats are suspended on all
         members until all is released. A second `%%step` releases the messages of the first one.
         """
-        with short():
+        with short_tracebacks():
             options = step_line().parse(shlex.split(line))
-            running, screen = cluster(), OutputDisplay(self._shell)
+            running, output_display = cluster(), OutputDisplay(self._shell)
             # before messages are held: it may fail
-            start = self._make_start_call(running, screen, options.workers, cell)
+            start = self._make_start_call(running, output_display, options.workers, cell)
             for word in options.of:  # raises for an unknown or lost worker
                 running.agent.member(word)
             stepper = Stepper.on(options.hold or PROGRAM, options.of, running.agent)
@@ -129,21 +131,21 @@ class FaultMagics(Magics):
             return stepper
 
     def _make_start_call(
-        self, running: BaseCluster, screen: OutputDisplay, words: list[str], code: str
+        self, running: BaseCluster, output_display: OutputDisplay, words: list[str], code: str
     ) -> Callable[[], CellHandle]:
         """Return a function that starts the cell. Raises errors in the cell's syntax or its line at once."""
         if not words or words == [HERE]:
             with self._paused():  # `%autoremote` would transform the code
-                beside = LocalCell(self._shell, screen, code)
-            return lambda: CellHandle(screen, lambda changed: beside, lambda answer: answer)  # nothing to bind
-        names = self._targets.find(words, running.workers)
-        desk, ask = running.agent.part(CellClient), CellInputs()
+                beside = LocalCell(self._shell, output_display, code)
+            return lambda: CellHandle(output_display, lambda changed: beside, lambda answer: answer)  # nothing to bind
+        names = self._targets.select_workers(words, running.workers)
+        cell_client, inputs = running.agent.part(CellClient), CellInputs()
         for name in names:  # raises for an unknown or lost worker
             running.agent.member(name)
         return lambda: CellHandle(
-            screen,
-            lambda changed: desk.start(screen, names, code, ask, CellOptions(), changed),
-            lambda answer: self._settle(len(names) > 1, ask, answer),
+            output_display,
+            lambda changed: cell_client.start_on_workers(output_display, names, code, inputs, CellOptions(), changed),
+            lambda answer: self._settle(len(names) > 1, inputs, answer),
         )
 
     @line_magic
@@ -162,18 +164,18 @@ class FaultMagics(Magics):
         are exempt, so that you can watch how a program reacts.
         """
         words = shlex.split(line)
-        with short():
+        with short_tracebacks():
             drill = Drill.of(cluster().agent)
             if words == ["off"]:
                 sys.stdout.write(f"{_end_faults(drill)}\n")
                 return
-            asked = _parse_settings(words)
-            victim = asked.pop("kill", None)  # an action, not a setting
+            settings = _parse_settings(words)
+            victim = settings.pop("kill", None)  # an action, not a setting
             if victim is not None and victim not in cluster().workers:
                 raise UsageError(f"kill={victim}: there is {', '.join(cluster().workers)}")
-            if asked:
-                Drill.on(**asked, agent=cluster().agent)
-            if asked or victim is None:  # not for `kill` alone, which changes no settings
+            if settings:
+                Drill.on(**settings, agent=cluster().agent)
+            if settings or victim is None:  # not for `kill` alone, which changes no settings
                 sys.stdout.write(f"{_describe_faults(drill.settings)}\n")
             if victim is not None:
                 cluster().kill(victim)
@@ -192,7 +194,9 @@ def _parse_settings(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, sign, value = word.partition("=")
         if key not in FAULTS or not sign or not value:  # an unknown word; suggest the nearest
-            raise UsageError(f"{word}: {nearest(key, [*(f'{key}=' for key in FAULTS), 'off'])}; as in {_EXAMPLE}")
+            raise UsageError(
+                f"{word}: {suggest_nearest(key, [*(f'{key}=' for key in FAULTS), 'off'])}; as in {_EXAMPLE}"
+            )
         found[key] = read.get(key, str)(value)
     if found.keys() == {"seed"}:
         raise UsageError(f"a seed alone causes no faults; as in {_EXAMPLE}")
@@ -258,7 +262,7 @@ class TraceMagics(Magics):
             from rpcbench.panels.messages import MessagesPanel
         seen = Trace()
         try:
-            with short(), trace() as seen:
+            with short_tracebacks(), trace() as seen:
                 if line.strip():
                     self._shell.run_cell_magic("remote", line, cell)
                 else:
@@ -268,7 +272,7 @@ class TraceMagics(Magics):
                 display(MessagesPanel(Still(seen.world)))  # type: ignore[no-untyped-call]
             raise
         if not seen.complete:
-            warn("Not all workers have reported their messages: some may be missing here.")
+            warn_on_stderr("Not all workers have reported their messages: some may be missing here.")
         return MessagesPanel(Still(seen.world))
 
 
@@ -284,7 +288,7 @@ class RecordMagics(Magics):
         self._recording: Recording | None = None
 
     @property
-    def path(self) -> Path | None:
+    def recording_path(self) -> Path | None:
         """The file of the recording in progress."""
         return None if self._recording is None else self._recording.path
 
@@ -298,7 +302,7 @@ class RecordMagics(Magics):
         %record stop                        end it and write the file; rpcbench.replay("lesson.json") plays it
         """
         words = shlex.split(line)
-        with short():
+        with short_tracebacks():
             sys.stdout.write(f"{self._run_command(words)}\n")
 
     def _run_command(self, words: list[str]) -> str:
@@ -306,7 +310,7 @@ class RecordMagics(Magics):
             case [] if self._recording is not None:
                 return f"To {self._recording.path}: {self._recording.record()}."
             case ["stop"]:
-                return self.stop()
+                return self.stop_recording()
             case ["mark", _, *_]:
                 self._require_recording().mark(" ".join(words[1:]))
                 return "Marked."
@@ -322,17 +326,17 @@ class RecordMagics(Magics):
             raise UsageError(f"nothing is recorded; {_USAGE}")
         return self._recording
 
-    def stop(self) -> str:
+    def stop_recording(self) -> str:
         """Stop the recording and write its file; return a report. Raises UsageError if nothing is recorded."""
         recording = self._require_recording()
         self._recording = None  # first: if writing fails, another recording can begin
         made = recording.stop()
         return f'{recording.path}: {made}. rpcbench.replay("{recording.path}") plays it.'
 
-    def end(self) -> None:
+    def end_recording(self) -> None:
         """Stop the recording and write its file, if there is one."""
         if self._recording is not None:
-            self.stop()
+            self.stop_recording()
 
 
 class AutoTargets(Protocol):
@@ -340,7 +344,7 @@ class AutoTargets(Protocol):
 
     targets: str
 
-    def off(self) -> str: ...
+    def switch_off(self) -> str: ...
 
 
 class Modes:
@@ -350,7 +354,7 @@ class Modes:
         self.auto = auto
         self._record = record
 
-    def at(self, clusters: Mapping[str, BaseCluster]) -> list[dict[str, Any]]:
+    def active_modes(self, clusters: Mapping[str, BaseCluster]) -> list[dict[str, Any]]:
         """Return a row for each mode that is on: `name`, `text`, and `end`, the request of a page that ends it."""
         return list(self._mode_rows(clusters))
 
@@ -362,14 +366,14 @@ class Modes:
             if (stepper := Stepper.present(one.agent)) is not None:
                 held = len(stepper.held)
                 yield _mode_row(
-                    "held", (f"{counted(held, 'message')} held" if held else "messages are held") + where, of
+                    "held", (f"{count_noun(held, 'message')} held" if held else "messages are held") + where, of
                 )
-        if self._record.path is not None:
-            yield _mode_row("record", f"recording {self._record.path.name}")
+        if self._record.recording_path is not None:
+            yield _mode_row("record", f"recording {self._record.recording_path.name}")
         if self.auto.targets:
             yield _mode_row("autoremote", f"cells run on {self.auto.targets}")
 
-    def end(self, mode: str, found: Callable[[], BaseCluster]) -> str:
+    def end_mode(self, mode: str, found: Callable[[], BaseCluster]) -> str:
         """End a mode and return a report, also if it has ended meanwhile. `found()` is the cluster of the request."""
         match mode:
             case "chaos":
@@ -379,9 +383,11 @@ class Modes:
                     stepper.go()
                 return "No messages are held any more."
             case "record":
-                return self._record.stop() if self._record.path is not None else "Nothing is recorded."
+                return (
+                    self._record.stop_recording() if self._record.recording_path is not None else "Nothing is recorded."
+                )
             case "autoremote":
-                return self.auto.off()
+                return self.auto.switch_off()
         raise UsageError(f"there is no mode {mode!r}")
 
 

@@ -35,7 +35,7 @@ from rpcbench.base.errors import RpcError
 from rpcbench.cells.runner import is_busy
 from rpcbench.launch.cluster import Cluster
 from rpcbench.launch.kernel_worker import prepare_debugger
-from rpcbench.notebook import warn
+from rpcbench.notebook import warn_on_stderr
 from rpcbench.notebook.cluster_magic import running
 
 _PATIENCE = 30.0  # seconds that a cell waits for idle workers: another client's code may run there
@@ -57,7 +57,7 @@ Message = dict[str, Any]
 """A request, reply or event of the debug adapter protocol."""
 
 
-def part_of_worker(cell: str) -> tuple[str, int]:
+def worker_code(cell: str) -> tuple[str, int]:
     """Return the code of the cell that a worker compiles, and the number of lines above it in the cell."""
     code = cell if cell.endswith("\n") else f"{cell}\n"  # as IPython passes it on
     first, _, rest = code.partition("\n")
@@ -72,7 +72,7 @@ class Stop:
     event: Message
 
     @property
-    def thread(self) -> int:
+    def thread_id(self) -> int:
         found: int = self.event["body"]["threadId"]
         return found
 
@@ -93,7 +93,7 @@ class WorkerDebugger:
         self._placed: dict[str, Message] = {}  # the arguments sent last, by what they are of
         self._listening: asyncio.Task[None] | None = None
 
-    async def attach(self) -> None:
+    async def attach_to_worker(self) -> None:
         """Begin. Waits for the worker's main thread to be idle."""
         self._client.load_connection_file()
         self._client.start_channels(shell=False, stdin=False, hb=False)
@@ -101,12 +101,12 @@ class WorkerDebugger:
         # Otherwise all threads would stop, and no thread could receive the stop button's interrupt.
         apart = {"stopAllThreadsOnSuspend": False, "steppingResumesAllThreads": False}
         begins = {"clientID": "rpcbench", "adapterID": "", "pathFormat": "path"}
-        begun = await self.ask("initialize", begins, math.inf)
-        if not (begun.get("success") and (await self.ask("attach", apart)).get("success")):
+        begun = await self.send_request("initialize", begins, math.inf)
+        if not (begun.get("success") and (await self.send_request("attach", apart)).get("success")):
             self.close()
             raise RpcError(f"the debugger of {self.name} does not start")
 
-    async def ask(self, command: str, arguments: Message, patience: float = _PATIENCE) -> Message:
+    async def send_request(self, command: str, arguments: Message, patience: float = _PATIENCE) -> Message:
         """Return the worker's reply; one without success if it has ended, or does not reply in time: ipykernel sends no
         reply where its debugger fails."""
         number, until = next(self._numbers), time.monotonic() + patience
@@ -121,32 +121,34 @@ class WorkerDebugger:
                     if reply["parent_header"].get("msg_id") == sent["header"]["msg_id"]:
                         answer: Message = reply["content"]
                         return answer
-        told = f"{self.name} has ended" if self._gone() else f"the debugger of {self.name} does not reply"
-        return {"type": "response", "request_seq": number, "success": False, "command": command, "message": told}
+        reason = f"{self.name} has ended" if self._gone() else f"the debugger of {self.name} does not reply"
+        return {"type": "response", "request_seq": number, "success": False, "command": command, "message": reason}
 
-    async def place(self, wanted: dict[str, tuple[str, Message]], cells: dict[str, str]) -> None:
+    async def set_breakpoints(self, wanted: dict[str, tuple[str, Message]], cells: dict[str, str]) -> None:
         """Set breakpoints that differ from those set before. `wanted`: command and arguments, by what they are of;
         `cells`: texts of the notebook's cells, by path."""
         for key, (command, arguments) in list(wanted.items()):
             if self._placed.get(key) != arguments:
                 self._placed[key] = arguments
-                await self.ask(command, arguments)  # also functions of the notebook's cells that calls run there
+                await self.send_request(
+                    command, arguments
+                )  # also functions of the notebook's cells that calls run there
                 if key in cells:
                     await self._place_cell(key, cells[key], arguments)
 
     async def _place_cell(self, path: str, cell: str, arguments: Message) -> None:
-        code, above = part_of_worker(cell)
-        reply = await self.ask("dumpCell", {"code": code})
+        code, above = worker_code(cell)
+        reply = await self.send_request("dumpCell", {"code": code})
         if not reply.get("success"):  # the worker has ended, or another client has ended its debugger
             return
         there = reply["body"]["sourcePath"]
         self._cells[there] = path, above
         lines = [{**each, "line": each["line"] - above} for each in arguments["breakpoints"] if each["line"] > above]
-        await self.ask("setBreakpoints", {**arguments, "source": {"path": there}, "breakpoints": lines})
+        await self.send_request("setBreakpoints", {**arguments, "source": {"path": there}, "breakpoints": lines})
 
-    async def forward(self, message: Message) -> Message:
+    async def forward_request(self, message: Message) -> Message:
         """Pass on a request of JupyterLab about a stop here, and return the reply in the notebook's paths and lines."""
-        reply = await self.ask(message["command"], message.get("arguments", {}))
+        reply = await self.send_request(message["command"], message.get("arguments", {}))
         for frame in reply.get("body", {}).get("stackFrames", []):
             frame["name"] = f"{self.name}: {frame['name']}"
             source = frame.get("source", {})
@@ -155,9 +157,9 @@ class WorkerDebugger:
                 source["path"], frame["line"] = path, frame["line"] + above
         return {**reply, "request_seq": message["seq"]}
 
-    async def detach(self) -> None:
+    async def detach_from_worker(self) -> None:
         """Let all threads continue, and end."""
-        await self.ask("disconnect", {"restart": False, "terminateDebuggee": False})
+        await self.send_request("disconnect", {"restart": False, "terminateDebuggee": False})
         self.close()
 
     def close(self) -> None:
@@ -187,26 +189,26 @@ class LabDebugger:
         self._loop: asyncio.AbstractEventLoop = self._kernel.control_thread.io_loop.asyncio_loop
         self._own, self._show = self._kernel.do_debug_request, self._kernel.debugger.event_callback
         self._cells: dict[str, str] = {}  # texts of cells, by path
-        self._wanted: dict[str, tuple[str, Message]] = {}  # as in `WorkerDebugger.place`
+        self._wanted: dict[str, tuple[str, Message]] = {}  # as in `WorkerDebugger.set_breakpoints`
         self._workers: dict[tuple[str, int], tuple[WorkerDebugger, asyncio.Task[None]]] = {}  # by file and process id
         self._shown: Stop | None = None  # by JupyterLab
         self._waiting: deque[Stop] = deque()  # to be shown
         prepare_debugger(self._kernel.debugger)  # no thread stops that holds a lock of ours, which this class needs
-        self._kernel.do_debug_request = self.answer
+        self._kernel.do_debug_request = self.answer_request
         self._kernel.debugger.event_callback = functools.partial(self._event_received, None)
         shell.events.register("pre_run_cell", self._prepare_for_cell)
 
-    def remove(self) -> None:
+    def restore_kernel(self) -> None:
         """Restore the kernel's own functions, and end all debuggers of workers."""
         self._shell.events.unregister("pre_run_cell", self._prepare_for_cell)
         self._kernel.do_debug_request, self._kernel.debugger.event_callback = self._own, self._show
         asyncio.run_coroutine_threadsafe(self._detach_workers(), self._loop)
 
-    async def answer(self, message: Message) -> Message:
+    async def answer_request(self, message: Message) -> Message:
         """Reply to a request of JupyterLab, as the kernel's `do_debug_request`."""
         command, arguments = message["command"], message.get("arguments", {})
         if self._shown is not None and self._shown.where is not None and command in _OF_STOP:
-            return await self._shown.where.forward(message)
+            return await self._shown.where.forward_request(message)
         reply: Message = await self._own(message)
         if command == "dumpCell":
             self._cells[reply["body"]["sourcePath"]] = arguments["code"]
@@ -214,7 +216,7 @@ class LabDebugger:
             self._wanted[arguments.get("source", {}).get("path", "")] = command, arguments
             await self._place_breakpoints()
         elif command == "debugInfo" and self._shown is not None and self._shown.where is not None:
-            reply["body"]["stoppedThreads"] = [self._shown.thread]  # for a page that was loaded again
+            reply["body"]["stoppedThreads"] = [self._shown.thread_id]  # for a page that was loaded again
         elif command == "disconnect":
             await self._detach_workers()
         return reply
@@ -243,9 +245,9 @@ class LabDebugger:
             idle = [name for name in new if name not in busy]
             busy += asyncio.run_coroutine_threadsafe(self._attach_workers(cluster, idle), self._loop).result()
             if busy:
-                warn(_BUSY.format(", ".join(busy)))
-        elif part_of_worker(info.raw_cell)[1] and self._has_breakpoints(info.raw_cell):
-            warn(_PROCESSES.format(", ".join(cluster.workers)))
+                warn_on_stderr(_BUSY.format(", ".join(busy)))
+        elif worker_code(info.raw_cell)[1] and self._has_breakpoints(info.raw_cell):
+            warn_on_stderr(_PROCESSES.format(", ".join(cluster.workers)))
 
     def _has_breakpoints(self, cell: str) -> bool:
         path = get_file_name(cell)  # type: ignore[no-untyped-call]
@@ -257,7 +259,7 @@ class LabDebugger:
         for name in names:
             file, pid = _process_of_worker(cluster, name)
             made = WorkerDebugger(name, file, cluster.end_of(name), self._event_received)
-            task = asyncio.create_task(made.attach())
+            task = asyncio.create_task(made.attach_to_worker())
             self._workers[file, pid], tasks[task] = (made, task), name
         _, late = await asyncio.wait(tasks, timeout=_PATIENCE) if tasks else (set(), set())
         for task in late:
@@ -265,14 +267,14 @@ class LabDebugger:
         await self._place_breakpoints()
         for task in tasks.keys() - late:
             if error := task.exception():
-                warn(f"{error}: breakpoints do not stop there.")
+                warn_on_stderr(f"{error}: breakpoints do not stop there.")
         return sorted(tasks[task] for task in late)
 
     async def _place_breakpoints(self) -> None:
         """Set all breakpoints on all workers that are attached."""
         for worker, attaching in list(self._workers.values()):
             if _is_attached(attaching):
-                await worker.place(self._wanted, self._cells)
+                await worker.set_breakpoints(self._wanted, self._cells)
 
     async def _detach_workers(self) -> None:
         """End the debuggers of all workers."""
@@ -281,7 +283,7 @@ class LabDebugger:
         self._waiting.clear()
         for worker, attaching in ended:
             if _is_attached(attaching):
-                await worker.detach()
+                await worker.detach_from_worker()
             else:
                 attaching.cancel()
                 worker.close()
@@ -293,7 +295,7 @@ class LabDebugger:
             self._worker_ended(where)
         elif event["event"] == "stopped":
             stop = Stop(where, event)
-            if self._shown is None or (self._shown.where, self._shown.thread) == (where, stop.thread):
+            if self._shown is None or (self._shown.where, self._shown.thread_id) == (where, stop.thread_id):
                 self._shown = stop  # also the end of a step, before stops of others that wait
                 self._show(event)
             else:
@@ -307,7 +309,7 @@ class LabDebugger:
         thread = None if event["body"].get("allThreadsContinued") else event["body"]["threadId"]
 
         def goes_on(stop: Stop) -> bool:
-            return stop.where is where and thread in (None, stop.thread)
+            return stop.where is where and thread in (None, stop.thread_id)
 
         self._waiting = deque(stop for stop in self._waiting if not goes_on(stop))
         if self._shown is not None and goes_on(self._shown):
@@ -324,7 +326,7 @@ class LabDebugger:
         """End the stops of a worker that has ended, and forget its debugger."""
         for key in [key for key, (worker, _) in self._workers.items() if worker is where]:
             del self._workers[key]
-        body = {"threadId": self._shown.thread if self._shown else 0, "allThreadsContinued": True}
+        body = {"threadId": self._shown.thread_id if self._shown else 0, "allThreadsContinued": True}
         self._thread_continued(where, {"type": "event", "event": "continued", "seq": 0, "body": body})
 
 

@@ -35,10 +35,10 @@ from rpcbench.cells.debugger import POST_MORTEM
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.partition import split
 from rpcbench.cells.targets import Targets
-from rpcbench.cells.tracebacks import of_user, short, with_rendering
+from rpcbench.cells.tracebacks import short_tracebacks, user_frames, with_rendering
 from rpcbench.launch import process, saved
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import admit_widgets, is_help, require_extra, warn, with_help
+from rpcbench.notebook import admit_widgets, is_help, require_extra, warn_on_stderr, with_help
 from rpcbench.notebook.async_cells import CellHandle
 from rpcbench.notebook.cluster_magic import Commands, running
 from rpcbench.notebook.completion import Assist, Vocabulary
@@ -66,22 +66,22 @@ class AutoRemote:
         self.targets = ""  # as on a `%%remote` line; empty: cells run here
 
     def __call__(self, lines: list[str]) -> list[str]:
-        if self.before("".join(lines)) is None:
+        if self.targets_for_cell("".join(lines)) is None:
             return lines
         return [f"%%remote --label {self.targets}\n", *lines]
 
-    def before(self, code: str) -> str | None:
+    def targets_for_cell(self, code: str) -> str | None:
         """Return the targets for the cell, or None if it runs unchanged."""
         first = code.lstrip()
         return self.targets if self.targets and first and not first.startswith(_OWN) else None
 
-    def off(self) -> str:
+    def switch_off(self) -> str:
         """Let cells run here again; return a report."""
         self.targets = ""
         return "Cells run here again, in the notebook."
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause_remote_cells(self) -> Iterator[None]:
         """Switch it off meanwhile."""
         targets, self.targets = self.targets, ""
         try:
@@ -91,24 +91,24 @@ class AutoRemote:
 
 
 class Frames:
-    """Replaces `shell.showtraceback` until `give_back`, to omit this package's frames."""
+    """Replaces `shell.showtraceback` until `restore_showtraceback`, to omit this package's frames."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._before = shell.showtraceback
         shell.showtraceback = self._show_traceback
 
-    def give_back(self) -> None:
+    def restore_showtraceback(self) -> None:
         self._shell.showtraceback = self._before
 
     def _show_traceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         kind, error, frames = exc_tuple or sys.exc_info()
         from_worker = isinstance(getattr(error, "__cause__", None), RemoteError)
         if from_worker or isinstance(error, RpcError | PipelineError | NamesError | KeyboardInterrupt):
-            exc_tuple = kind, error, of_user(frames)
+            exc_tuple = kind, error, user_frames(frames)
             # Causes have frames of this package as well, and IPython renders them from `__traceback__`.
             while (error := getattr(error, "__cause__", None)) is not None:
-                error.__traceback__ = of_user(error.__traceback__)
+                error.__traceback__ = user_frames(error.__traceback__)
         self._before(exc_tuple, *args, **kwargs)
 
 
@@ -121,7 +121,7 @@ def _split_value(sent: Transfer, value: Any, count: int) -> list[Any]:
         parts = split(sent.name, value, count, sent.dim)
     except (ValueError, TypeError) as error:
         raise UsageError(f"-i {sent}: {error}") from None
-    if report := parts.report(sent.name):
+    if report := parts.size_report(sent.name):
         sys.stdout.write(f"{report}\n")
     return parts.values
 
@@ -148,8 +148,8 @@ class ClusterMagics(Magics):
             found = cluster_line().actions.get(action)
             sys.stdout.write(f"{inspect.getdoc(ClusterMagics.cluster) if found is None else found.format_help()}\n")
             return
-        with short():
-            answer = self.commands.run(action, words)
+        with short_tracebacks():
+            answer = self.commands.run_action(action, words)
         if isinstance(answer, str):
             sys.stdout.write(f"{answer}\n")
         else:
@@ -177,19 +177,19 @@ class ClusterMagics(Magics):
 
         The line `%remote worker1 expression` returns the expression's value there.
         """
-        with short():
+        with short_tracebacks():
             if cell is None:
                 return self._evaluate_line(line)
             line = self._shell.var_expand(line, _CALLER)  # not of code: the line above is left alone
             options = remote_line().parse(shlex.split(line))
             names = self._select_workers(options.workers)
-            ask = self._make_inputs(options, names)
-            way = CellOptions(options.timeout, options.label, options.areas)
+            inputs = self._make_inputs(options, names)
+            cell_options = CellOptions(options.timeout, options.label, options.areas)
             if options.later:
-                return self._begin_cell(options, names, cell, ask, way)
-            self._run_cell(names, cell, ask, way)
+                return self._begin_cell(options, names, cell, inputs, cell_options)
+            self._run_cell(names, cell, inputs, cell_options)
         if options.local:
-            self.run_here(cell)
+            self.run_locally(cell)
         return None
 
     def _evaluate_line(self, line: str) -> Any:
@@ -198,52 +198,54 @@ class ClusterMagics(Magics):
             raise UsageError("say where and what: %remote worker1 expression; or begin the cell with %%remote worker1")
         return self._run_cell(self._select_workers(words[:1]), words[1], CellInputs(value=True)).get("")
 
-    def _run_cell(self, names: list[str], code: str, ask: CellInputs, way: CellOptions = _HERE) -> dict[str, Any]:
+    def _run_cell(
+        self, names: list[str], code: str, inputs: CellInputs, options: CellOptions = _HERE
+    ) -> dict[str, Any]:
         """Run the cell, bind its variables and return them; raise its error."""
-        answer = cluster().agent.part(CellClient).run(OutputDisplay(self._shell), names, code, ask, way)
-        return self.settled(len(names) > 1, ask, answer)
+        answer = cluster().agent.part(CellClient).run(OutputDisplay(self._shell), names, code, inputs, options)
+        return self.bind_results(len(names) > 1, inputs, answer)
 
     def _begin_cell(
-        self, options: argparse.Namespace, names: list[str], code: str, ask: CellInputs, way: CellOptions
+        self, options: argparse.Namespace, names: list[str], code: str, inputs: CellInputs, cell_options: CellOptions
     ) -> CellHandle:
         """Start the cell and return its handle at once."""
         if options.local:
             raise UsageError("--local waits for the cell, --async does not: take one of them")
-        desk, screen = cluster().agent.part(CellClient), OutputDisplay(self._shell)
+        cell_client, output_display = cluster().agent.part(CellClient), OutputDisplay(self._shell)
         return CellHandle(
-            screen,
-            lambda changed: desk.start(screen, names, code, ask, way, changed),
-            lambda answer: self.settled(len(names) > 1, ask, answer),
+            output_display,
+            lambda changed: cell_client.start_on_workers(output_display, names, code, inputs, cell_options, changed),
+            lambda answer: self.bind_results(len(names) > 1, inputs, answer),
         )
 
     def _select_workers(self, words: list[str]) -> list[str]:
         """Return the selected workers; warn if the selection may have included a lost one."""
         running = cluster()
-        names = self.targets.find(words, running.workers)
+        names = self.targets.select_workers(words, running.workers)
         if running.lost and not set(words) <= {*names}:  # `all`, a slice or a group
             lost = " ".join(running.lost)
             how = running.inseparable or f"%cluster restart {lost} starts it again"
-            warn(f"Not on {lost}, which is lost: {how}.")
+            warn_on_stderr(f"Not on {lost}, which is lost: {how}.")
         return names
 
-    def settled(self, several: bool, ask: CellInputs, answer: CellResult) -> dict[str, Any]:
+    def bind_results(self, several: bool, inputs: CellInputs, answer: CellResult) -> dict[str, Any]:
         """Bind the returned variables and return them by name; raise the cell's error."""
-        values = answer.by_name(several)
+        values = answer.values_by_name(several)
         # First: the results of workers that succeeded are kept even if another one failed.
-        self._shell.push({name: values[name] for name in (*ask.want, *ask.leave) if name in values})
-        if (error := answer.error(self._shell)) is not None:
+        self._shell.push({name: values[name] for name in (*inputs.want, *inputs.leave) if name in values})
+        if (error := answer.error_to_raise(self._shell)) is not None:
             raise error
-        for name, (how, dim) in ask.combined.items():
+        for name, (how, dim) in inputs.combined.items():
             try:
-                values[name] = answer.combined(name, how, dim)
+                values[name] = answer.combined_value(name, how, dim)
             except ValueError as mismatch:  # the values of the workers are bound, so the work is not lost
                 raise UsageError(f"-o {name}:{how}: {mismatch}") from None
             self._shell.push({name: values[name]})
         return values
 
-    def run_here(self, cell: str) -> None:
+    def run_locally(self, cell: str) -> None:
         """Run a cell in the notebook, and raise its error."""
-        with self.auto.paused():
+        with self.auto.pause_remote_cells():
             result = self._shell.run_cell(cell)
         if (error := result.error_before_exec or result.error_in_exec) is not None:
             raise with_rendering(error, [])  # `run_cell` has shown it; raised again, so that this cell fails, too
@@ -285,7 +287,7 @@ class ClusterMagics(Magics):
             raise UsageError(f"say which panel to show: {', '.join(PANELS)}")
         if variable and name != "shards":
             raise UsageError(f"%panel {name} takes no more words; only %panel shards takes a variable")
-        with short():
+        with short_tracebacks():
             if variable:
                 watch_on_workers(variable.strip())
             display(panel(name))  # type: ignore[no-untyped-call]
@@ -299,10 +301,10 @@ class ClusterMagics(Magics):
             where = f"on {self.auto.targets}" if self.auto.targets else "here, in the notebook"
             sys.stdout.write(f"Cells run {where}.\n")
         elif words == ["off"]:
-            sys.stdout.write(f"{self.auto.off()}\n")
+            sys.stdout.write(f"{self.auto.switch_off()}\n")
         else:
-            with short():
-                names = self.targets.find(words, cluster().workers)
+            with short_tracebacks():
+                names = self.targets.select_workers(words, cluster().workers)
                 for name in names:  # an error now instead of in the next cell
                     cluster().agent.member(name)
             self.auto.targets = line.strip()
@@ -320,31 +322,31 @@ class ClusterMagics(Magics):
         except WorkerLostError:  # raised again when the name is used
             return True
 
-    def debug_on(self, worker: str) -> None:
+    def debug_worker(self, worker: str) -> None:
         """Open a debugger on the worker, on the cell that failed last."""
-        with short():
+        with short_tracebacks():
             self._run_cell(self._select_workers([worker]), POST_MORTEM, CellInputs())
 
-    def first_of(self, line: str) -> str | None:
+    def first_worker(self, line: str) -> str | None:
         """Return the first worker that a `%%remote` line selects, or None."""
         found = running()
         if found is None:
             return None
         try:
-            return self.targets.find(remote_line().parse(shlex.split(line)).workers, found.workers)[0]
+            return self.targets.select_workers(remote_line().parse(shlex.split(line)).workers, found.workers)[0]
         except (UsageError, RuntimeError, ValueError):  # the line is not complete yet
             return None
 
-    def chosen(self, words: list[str]) -> list[str]:
+    def workers_of_line(self, words: list[str]) -> list[str]:
         """Return the workers that the words of a `%%remote` line select."""
-        return self.targets.find(remote_line().parse(words).workers, cluster().workers)
+        return self.targets.select_workers(remote_line().parse(words).workers, cluster().workers)
 
-    def vocabulary(self) -> Vocabulary:
+    def make_vocabulary(self) -> Vocabulary:
         """Return the words that completion offers on the lines of these magics now."""
         found = running()
         workers = tuple(found.workers) if found else ()
         try:
-            described = tuple(saved.names())
+            described = tuple(saved.saved_cluster_names())
         except ValueError:  # of a file that `%cluster start` will name
             described = ()
         return Vocabulary(workers, tuple(self.targets.groups), tuple(self.commands.named), described)
@@ -354,15 +356,18 @@ def register(shell: InteractiveShell) -> None:
     """Register the magics and preload torch for workers. Harmless when called twice."""
     if ClusterMagics.__name__ not in shell.magics_manager.registry:
         magics = ClusterMagics(shell)
-        shell.register_magics(magics, DebugMagics(shell, magics.is_worker, magics.debug_on))
-        shell.register_magics(FaultMagics(shell, magics.targets, magics.settled, magics.auto.paused))
-        shell.register_magics(TraceMagics(shell, magics.run_here), record := RecordMagics(shell))
-        shell.register_magics(ProfileMagics(shell, magics.run_here, magics.chosen))
+        shell.register_magics(magics, DebugMagics(shell, magics.is_worker, magics.debug_worker))
+        shell.register_magics(FaultMagics(shell, magics.targets, magics.bind_results, magics.auto.pause_remote_cells))
+        shell.register_magics(TraceMagics(shell, magics.run_locally), record := RecordMagics(shell))
+        shell.register_magics(ProfileMagics(shell, magics.run_locally, magics.workers_of_line))
         shell.input_transformers_cleanup.append(magics.auto)  # cleanup: runs before IPython parses magics
         magics.frames = Frames(shell)
         if kernel := getattr(shell, "kernel", None):  # only a kernel completes cells and has comms
             magics.assist = Assist(
-                kernel, magics.first_of, magics.auto.before, lambda *at: magics.vocabulary().after(*at)
+                kernel,
+                magics.first_worker,
+                magics.auto.targets_for_cell,
+                lambda *at: magics.make_vocabulary().words_after(*at),
             )
             magics.sidebar = Sidebar(magics.commands, Modes(magics.auto, record))
             magics.lab_debugger = _lab_debugger(shell)
@@ -372,9 +377,11 @@ def register(shell: InteractiveShell) -> None:
 
 def _lab_debugger(shell: Any) -> LabDebugger | None:
     """Extend the kernel's debugger, if it has one, to workers."""
-    from rpcbench.launch.kernel_worker import debugger_of  # here, as the next: only kernels have their imports loaded
+    from rpcbench.launch.kernel_worker import (
+        kernel_debugger,
+    )  # here, as the next: only kernels have their imports loaded
 
-    if debugger_of(shell.kernel) is None:
+    if kernel_debugger(shell.kernel) is None:
         return None
     from rpcbench.notebook.lab_debugger import LabDebugger
 

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from IPython.core.error import UsageError
 
-from rpcbench.base.errors import nearest
-from rpcbench.cells.display import collapsed, stacked
+from rpcbench.base.errors import suggest_nearest
+from rpcbench.cells.display import collapsed_areas, stacked_areas
 from rpcbench.cells.partition import COMBINATIONS, SCATTER, Dimension
 from rpcbench.launch.registry import KINDS, OWN, check_launcher
-from rpcbench.notebook.async_cells import in_tabs
+from rpcbench.notebook.async_cells import tabbed_areas
 from rpcbench.testing.faults import PROGRAM
 
 WORKER, CLUSTER, SAVED, LAUNCHER = "WORKER", "CLUSTER", "SIZE|NAME", "LAUNCHER"
@@ -58,7 +58,7 @@ class MagicParser(argparse.ArgumentParser):
     def action(self, word: str) -> MagicParser:
         """Return the parser of the words after the first one. UsageError if there is no such action."""
         if word not in self.actions:
-            raise UsageError(f"{self.prog} {word}: {nearest(word, self.actions)}, as in %cluster start 2")
+            raise UsageError(f"{self.prog} {word}: {suggest_nearest(word, self.actions)}, as in %cluster start 2")
         return self.actions[word]
 
     def parse_some(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -77,7 +77,7 @@ class MagicParser(argparse.ArgumentParser):
         option, *_ = rest[0].split("=")
         if option.startswith("-"):
             known = [name for argument in self.arguments for name in argument.option_strings]
-            raise UsageError(f"{self.prog} has no option {option}: {nearest(option, known)}")
+            raise UsageError(f"{self.prog} has no option {option}: {suggest_nearest(option, known)}")
         raise UsageError(self._request(None) or f"{self.prog} takes no arguments; remove {' '.join(rest)}")
 
     def error(self, message: str) -> NoReturn:
@@ -183,9 +183,9 @@ def remote_line() -> MagicParser:
     line.add_argument("--local", action="store_true")
     line.add_argument("--label", action="store_true")
     shown = line.add_mutually_exclusive_group()
-    shown.set_defaults(areas=stacked)
-    shown.add_argument("--collapse", dest="areas", action="store_const", const=collapsed)
-    shown.add_argument("--tabs", dest="areas", action="store_const", const=in_tabs)
+    shown.set_defaults(areas=stacked_areas)
+    shown.add_argument("--collapse", dest="areas", action="store_const", const=collapsed_areas)
+    shown.add_argument("--tabs", dest="areas", action="store_const", const=tabbed_areas)
     return line
 
 
@@ -209,7 +209,7 @@ def _parse_kinds(text: str) -> list[str]:
     kinds = text.split(",")
     for kind in kinds:
         if kind not in PROGRAM:
-            raise UsageError(f"--hold {kind}: {nearest(kind, PROGRAM)}")
+            raise UsageError(f"--hold {kind}: {suggest_nearest(kind, PROGRAM)}")
     return kinds
 
 
@@ -245,7 +245,7 @@ def _parse_transfer(word: str, ways: Collection[str]) -> Transfer:
         return Transfer(name)
     how, dim, *more = rest if len(rest) > 1 else [*rest, "0"]
     if how not in ways:
-        raise UsageError(f"{word}: there is no way {how!r} to transfer a variable here: {nearest(how, ways)}")
+        raise UsageError(f"{word}: there is no way {how!r} to transfer a variable here: {suggest_nearest(how, ways)}")
     number = re.fullmatch(r"-?\d+", dim)
     if more or not (number or dim.isidentifier()):
         raise UsageError(f"{word}: after {how} comes at most one dimension, as in {name}:{how}:1")

@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
 
 from rpcbench.cells.targets import ALL
-from rpcbench.cells.tracebacks import short
+from rpcbench.cells.tracebacks import short_tracebacks
 from rpcbench.launch.cluster import cluster
 from rpcbench.notebook import with_help
 from rpcbench.notebook.async_cells import HERE
@@ -45,7 +45,7 @@ class ProfileMagics(Magics):
         workers that run it are profiled, on all their threads; with `all` the notebook is, too. The result (`_`) is the
         profile: `_.table(by="worker")` sums by worker. A profiled operator takes some microseconds longer.
         """
-        with short():
+        with short_tracebacks():
             options, words = profile_line().parse_some(shlex.split(line))
             members, run = self._plan_run(words, cell)
             _check_folder(options.save)

@@ -8,8 +8,8 @@ Rules
 - Actions on workers go through `launch.actions`, like those of a panel's buttons, so all pages see the running ones.
 
 `SidebarWatchers` are the pages that watch a notebook's clusters, and the thread that sends them changes.
-- A page receives the present state first, and then each change: at most one per `period`, or at once after `changed()`;
-  never on the kernel's event loop, which does not run while a cell runs.
+- A page receives the present state first, and then each change: at most one per `period`, or at once after
+  `state_changed()`; never on the kernel's event loop, which does not run while a cell runs.
 - While no page watches there is no thread. A page that has left without closing its comm is dropped once its lease of
   `lease` seconds, which it renews by "stay", has expired. After `close` nothing more is sent.
 """
@@ -31,7 +31,7 @@ from comm.base_comm import BaseComm
 from IPython.core.error import UsageError
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.cells.widgets import receive_on_named_subshell
 from rpcbench.launch.actions import ALL, Actions
 from rpcbench.launch.base_cluster import BaseCluster
@@ -43,11 +43,11 @@ from rpcbench.notebook.cluster_magic import (
     ClusterSummary,
     Commands,
     StartReports,
-    interrupted,
-    restarted,
+    interrupt_report,
+    restart_report,
     running,
     sentence,
-    warn_of_room,
+    warn_of_resources,
 )
 from rpcbench.notebook.fault_magics import Modes
 
@@ -59,8 +59,8 @@ PageState = dict[str, Any]
 @dataclass(slots=True)
 class _Watcher:
     page: BaseComm
-    heard: float = field(default_factory=time.monotonic)  # when it renewed its lease
-    told: PageState | None = None  # the last state that was sent
+    renewed_at: float = field(default_factory=time.monotonic)  # when it renewed its lease
+    last_sent_state: PageState | None = None  # the last state that was sent
 
 
 class SidebarWatchers:
@@ -76,30 +76,30 @@ class SidebarWatchers:
         self._watching: dict[str, _Watcher] = {}  # by comm id
         self._thread: threading.Thread | None = None  # set and cleared with the lock, so there is at most one
 
-    def add(self, page: BaseComm) -> None:
+    def add_page(self, page: BaseComm) -> None:
         """Send a page the present state now, and changes later."""
         with self._lock:
             self._watching[page.comm_id] = _Watcher(page)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch_loop, name="rpcbench-sidebar", daemon=True)
                 self._thread.start()
-        self.changed()
+        self.state_changed()
 
-    def stay(self, comm_id: str) -> bool:
+    def renew_lease(self, comm_id: str) -> bool:
         """Renew a page's lease; return False if it has expired."""
         with self._lock:
             watcher = self._watching.get(comm_id)
             if watcher is not None:
-                watcher.heard = time.monotonic()
+                watcher.renewed_at = time.monotonic()
             return watcher is not None
 
-    def remove(self, comm_id: str) -> None:
+    def remove_page(self, comm_id: str) -> None:
         """Drop a page that has closed its comm."""
         with self._lock:
             self._watching.pop(comm_id, None)
-        self.changed()
+        self.state_changed()
 
-    def changed(self) -> None:
+    def state_changed(self) -> None:
         """Look again now. From any thread."""
         self._stale = True
         self._changes.notify_all()
@@ -109,7 +109,7 @@ class SidebarWatchers:
         with self._lock:
             left, self._watching = list(self._watching.values()), {}
             thread = self._thread
-        self.changed()
+        self.state_changed()
         if thread is not None and thread is not threading.current_thread():
             thread.join()  # so that no state is sent after a page's comm is closed
         for watcher in left:
@@ -120,21 +120,21 @@ class SidebarWatchers:
             self._stale = False  # before the look: a change during it causes another one
             state = self._read_state()
             for watcher in watching:
-                if watcher.told == state:
+                if watcher.last_sent_state == state:
                     continue
-                watcher.told = state
+                watcher.last_sent_state = state
                 try:
                     watcher.page.send(state)
                 except Exception:
                     logger.exception("the state of the clusters could not be sent to a page")
-                    self.remove(watcher.page.comm_id)
+                    self.remove_page(watcher.page.comm_id)
             self._changes.wait_for(lambda: self._stale, self._period)
 
     def _drop_expired(self) -> list[_Watcher]:
         """Drop expired pages and return the others; if there are none, the thread ends."""
         oldest = time.monotonic() - self._lease
         with self._lock:
-            late = [key for key, watcher in self._watching.items() if watcher.heard < oldest]
+            late = [key for key, watcher in self._watching.items() if watcher.renewed_at < oldest]
             gone = [self._watching.pop(key) for key in late]
             watching = list(self._watching.values())
             if not watching:  # under the lock: a page that is added now starts another thread
@@ -162,33 +162,33 @@ class Sidebar:
     def __init__(self, commands: Commands, modes: Modes) -> None:
         self._commands = commands
         self._modes = modes
-        self._standing = ClusterSummary()
-        self._watchers = SidebarWatchers(self.state)
+        self._summary = ClusterSummary()
+        self._watchers = SidebarWatchers(self.sidebar_state)
         self._known: weakref.WeakSet[BaseCluster] = weakref.WeakSet()  # clusters with an observer of their members
         self._alone = threading.Lock()  # of two pages that start a cluster at once, the second finds the first one's
         self._starting = ""  # progress of a start, shown by all pages
         self._panels: dict[str, Any] = {}  # by comm id
         self._manager = comm.get_comm_manager()  # another one once ipykernel is loaded, in IPython without a kernel
-        self._manager.register_target(TARGET, self.opened)
+        self._manager.register_target(TARGET, self.page_opened)
 
     def close(self) -> None:
         """Serve no more requests, and close the comms of watching pages."""
-        self._manager.unregister_target(TARGET, self.opened)
+        self._manager.unregister_target(TARGET, self.page_opened)
         self._watchers.close()
         for comm_id in list(self._panels):
             self._close_panel(comm_id)
 
-    def state(self) -> ClusterState:
+    def sidebar_state(self) -> ClusterState:
         """Return the state that watching pages show."""
-        clusters, chosen = self._commands.present(), running()
+        clusters, chosen = self._commands.running_clusters(), running()
         for one in [one for one in clusters.values() if one not in self._known]:
             self._known.add(one)
-            one.agent.on_member(lambda *_: self._watchers.changed())
+            one.agent.on_member(lambda *_: self._watchers.state_changed())
         return {
             "speaks": SPEAKS,
-            "clusters": self._standing.at(clusters, chosen),
+            "clusters": self._summary.summarize_clusters(clusters, chosen),
             "auto": self._modes.auto.targets,
-            "modes": self._modes.at(clusters),
+            "modes": self._modes.active_modes(clusters),
             "doing": [
                 *filter(None, [self._starting]),
                 *(what for one in clusters.values() for what in _describe_actions(one)),
@@ -196,15 +196,15 @@ class Sidebar:
             "panels": panel_names(),
         }
 
-    def opened(self, page: Any, message: dict[str, Any]) -> None:
+    def page_opened(self, page: Any, message: dict[str, Any]) -> None:
         """Take a page's request. On the thread of its subshell."""
         receive_on_named_subshell(page)
         match message["content"]["data"]:
             case {"do": "watch"}:
-                page.on_close(lambda _: self._watchers.remove(page.comm_id))
-                self._watchers.add(page)
+                page.on_close(lambda _: self._watchers.remove_page(page.comm_id))
+                self._watchers.add_page(page)
             case {"do": "stay", "watch": str(watch)}:
-                page.close({"there": self._watchers.stay(watch)})
+                page.close({"there": self._watchers.renew_lease(watch)})
             case {"do": "panel", "name": str(name)}:
                 page.on_close(lambda _: self._close_panel(page.comm_id))
                 self._run_on_thread(page, functools.partial(self._open_panel, page, name))
@@ -218,44 +218,46 @@ class Sidebar:
                 deed()
             except Exception as error:  # noqa: BLE001  (any error is the reply to the page)
                 page.close({"error": _error_text(error)})
-            self._watchers.changed()
+            self._watchers.state_changed()
 
         threading.Thread(target=attempt, name="rpcbench-deed", daemon=True).start()
 
-    def _answer_request(self, page: Any, asked: dict[str, Any]) -> None:
+    def _answer_request(self, page: Any, request: dict[str, Any]) -> None:
         warnings: list[str] = []
-        text = self._serve_request(asked, warnings.append)
+        text = self._serve_request(request, warnings.append)
         page.close({"text": "\n".join([*warnings, text])})
 
-    def _serve_request(self, asked: dict[str, Any], warn: Callable[[str], object]) -> str:
-        match asked:
+    def _serve_request(self, request: dict[str, Any], warn: Callable[[str], object]) -> str:
+        match request:
             case {"do": "start", "size": int(size)} if size > 0:
-                with self._show_progress(f"Starting {counted(size, 'worker')}") as told:
-                    return self._commands.start(size, voice=StartReports(told, warn))
+                with self._show_progress(f"Starting {count_noun(size, 'worker')}") as report_progress:
+                    return self._commands.start_cluster(size, voice=StartReports(report_progress, warn))
             case {"do": "use", "of": str(name)}:
-                return str(self._commands.run("use", [name]))
+                return str(self._commands.run_action("use", [name]))
             case {"do": "end", "mode": str(mode), "of": str(name)}:
-                return self._modes.end(mode, functools.partial(self._find_cluster, name))
+                return self._modes.end_mode(mode, functools.partial(self._find_cluster, name))
             case {"do": "act", "of": str(name), "action": str(action), "target": str(target)}:
                 return self._run_action(self._find_cluster(name), action, target, warn)
-        raise UsageError(f"this kernel's rpcbench has no {asked.get('do')!r}: the page has another version of rpcbench")
+        raise UsageError(
+            f"this kernel's rpcbench has no {request.get('do')!r}: the page has another version of rpcbench"
+        )
 
     def _run_action(self, found: BaseCluster, action: str, target: str, warn: Callable[[str], object]) -> str:
         names = found.workers if target == ALL else [target]
         if action == "scale" and int(target) > len(found.workers):
-            warn_of_room(int(target), found.kind, warn)
-        done = found.agent.part(Actions).begin(action, target)
-        self._watchers.changed()  # pages show the action while it runs
+            warn_of_resources(int(target), found.kind, warn)
+        done = found.agent.part(Actions).begin_action(action, target)
+        self._watchers.state_changed()  # pages show the action while it runs
         done.result()
         match action:
             case "scale":
                 return sentence(found)
             case "stop":
-                return self._commands.stopped(found)
-        return restarted(names) if action == "restart" else interrupted(names)
+                return self._commands.cluster_stopped(found)
+        return restart_report(names) if action == "restart" else interrupt_report(names)
 
     def _find_cluster(self, name: str) -> BaseCluster:
-        there = self._commands.present()
+        there = self._commands.running_clusters()
         if name not in there:
             raise UsageError(f"no cluster {name} runs" if there else NONE_RUNS)
         return there[name]
@@ -266,7 +268,7 @@ class Sidebar:
 
         def say(text: str) -> None:
             self._starting = text
-            self._watchers.changed()
+            self._watchers.state_changed()
 
         with self._alone:
             try:

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from rpcbench.autograd import recorder
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.base.futures import Future, settle_all, wait_all
 from rpcbench.optim import optimizer_files
-from rpcbench.optim.local import LocalOptimizer, check_steps_from_gradients, merged
+from rpcbench.optim.local import LocalOptimizer, check_steps_from_gradients, merge_states
 from rpcbench.optim.optimizer_files import State
 from rpcbench.rpc import RRef
 from rpcbench.rpc.rref_proxy import RRefProxy
@@ -58,9 +58,9 @@ def clip_grad_norm_(
     owners: dict[int, list[RRef[Any]]] = defaultdict(list)
     for rref in params_rref:
         owners[rref.owner().id].append(rref)  # one call to each owner
-    recorder().recorded(context_id)
-    with recorder().inside(context_id):  # opens the context on an owner that no call in it has reached
-        call = partial(current.current().call, label="clip_grad_norm_")
+    recorder().find_record(context_id)
+    with recorder().enter_context(context_id):  # opens the context on an owner that no call in it has reached
+        call = partial(current.current_agent().call, label="clip_grad_norm_")
         norms = settle_all(
             [call(owner, _compute_norm, (context_id, rrefs, norm_type)) for owner, rrefs in owners.items()]
         )
@@ -68,10 +68,10 @@ def clip_grad_norm_(
     if error_if_nonfinite and not math.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {total}, so they cannot be clipped")
 
-    def scale(factor: float) -> None:
+    def scale_all(factor: float) -> None:
         settle_all([call(owner, _scale_gradients, (context_id, rrefs, factor)) for owner, rrefs in owners.items()])
 
-    limit_norm(total, max_norm, scale)
+    limit_norm(total, max_norm, scale_all)
     return total
 
 
@@ -87,7 +87,7 @@ def total_norm(norms: Sequence[float], norm_type: float) -> float:
 
 
 def limit_norm(total: float, max_norm: float, scale: Callable[[float], object]) -> None:
-    """Call `scale` with the factor that brings gradients of this norm to `max_norm`, if that is less."""
+    """Call `scale_all` with the factor that brings gradients of this norm to `max_norm`, if that is less."""
     factor = max_norm / (total + 1e-6)  # torch's epsilon
     if not factor >= 1:  # also for nan: all gradients become nan then, as with torch, and the norm shows it
         scale(factor)
@@ -95,7 +95,7 @@ def limit_norm(total: float, max_norm: float, scale: Callable[[float], object]) 
 
 # -- on the owners
 def _compute_norm(context_id: int, rrefs: list[RRef[Any]], norm_type: float) -> float:
-    gradients = recorder().gradients(context_id)
+    gradients = recorder().named_gradients(context_id)
     return local_norm([gradients[param] for rref in rrefs if (param := rref.local_value()) in gradients], norm_type)
 
 
@@ -104,7 +104,7 @@ def _stored_values(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_gradients(context_id: int, rrefs: list[RRef[Any]], factor: float) -> None:
-    recorder().scale(context_id, [rref.local_value() for rref in rrefs], factor)
+    recorder().scale_gradients(context_id, [rref.local_value() for rref in rrefs], factor)
 
 
 Params = Sequence[RRef[Any]] | Sequence[Mapping[str, Any]]
@@ -135,7 +135,7 @@ def check_class(optimizer_class: Any) -> None:
     check_steps_from_gradients(optimizer_class)
 
 
-def shares(params_rref: Params) -> dict[int, Share]:
+def shares_by_owner(params_rref: Params) -> dict[int, Share]:
     """Return each owner's share, by worker id. ValueError without parameters, TypeError for other values."""
     groups = _parse_groups(params_rref)
     found: dict[int, Share] = defaultdict(lambda: Share([{**group, "params": []} for group in groups], []))
@@ -208,9 +208,9 @@ class DistributedOptimizer:
         self, optimizer_class: type[torch.optim.Optimizer], params_rref: Params, *args: Any, **kwargs: Any
     ) -> None:
         check_class(optimizer_class)
-        owned = shares(params_rref)
+        owned = shares_by_owner(params_rref)
         self.name = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
-        create = partial(current.current().create, function=_make_optimizer, label=_MADE)
+        create = partial(current.current_agent().create, function=_make_optimizer, label=_MADE)
         made = [create(owner, args=(optimizer_class, share, args, kwargs)) for owner, share in owned.items()]
         self.remote_optimizers = cast("list[RRef[Any]]", made)
         # The number of parameters; also waits for the owners, and raises their errors.
@@ -218,10 +218,10 @@ class DistributedOptimizer:
 
     def step(self, context_id: int) -> None:
         """Step on all owners at once, with the gradients of the context. RuntimeError for an unknown context."""
-        recorder().recorded(context_id)  # raises before any owner steps
+        recorder().find_record(context_id)  # raises before any owner steps
         here: list[RRef[Any]] = []
         stepped: list[Future[Any]] = []
-        with recorder().inside(context_id):  # opens the context on an owner that no call in it has reached
+        with recorder().enter_context(context_id):  # opens the context on an owner that no call in it has reached
             for rref in self.remote_optimizers:
                 if rref.is_owner():
                     here.append(rref)
@@ -254,22 +254,24 @@ class DistributedOptimizer:
     # -- state
     def state_dict(self) -> State:
         """Return the state of all owners: equal to that of one torch optimizer over the same parameters."""
-        return merged(self._on_each("DistributedOptimizer.state_dict", "state"))
+        return merge_states(self._on_each("DistributedOptimizer.state_dict", "state"))
 
     def load_state_dict(self, state_dict: State) -> None:
         """Give every owner its part of a state. ValueError if it is of other parameters or groups."""
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         if sorted(numbers) != list(range(self.size)):
-            raise ValueError(f"the state is of {counted(len(numbers), 'parameter')}, this optimizer has {self.size}")
+            raise ValueError(f"the state is of {count_noun(len(numbers), 'parameter')}, this optimizer has {self.size}")
         self._on_each("DistributedOptimizer.load_state_dict", "load", state_dict)
 
     def save(self, directory: str | Path) -> None:
         """Write the state: each owner its part, into `directory` as seen from there, and the manifest last."""
-        optimizer_files.save(self.name, self.size, directory, partial(self._on_each, "DistributedOptimizer.save"))
+        optimizer_files.save_optimizer(
+            self.name, self.size, directory, partial(self._on_each, "DistributedOptimizer.save")
+        )
 
     def load(self, directory: str | Path) -> None:
         """Load a saved state: each owner reads its part, from the files of any. ValueError if it does not fit."""
-        files = optimizer_files.files(self.name, self.size, directory)
+        files = optimizer_files.shard_files(self.name, self.size, directory)
         self._on_each("DistributedOptimizer.load", "restore", str(directory), files)
 
     def _on_each(self, label: str, method: str, *args: Any) -> list[Any]:

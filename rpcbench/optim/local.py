@@ -27,7 +27,7 @@ class _StepLock:
 
 
 def _between_steps() -> threading.Lock:
-    return current.current().part(_StepLock).lock
+    return current.current_agent().part(_StepLock).lock
 
 
 class LocalOptimizer:
@@ -60,7 +60,7 @@ class LocalOptimizer:
 
     def step(self, context_id: int) -> None:
         """Step once; parameters without a gradient in the context stay. RuntimeError for an unknown context."""
-        gradients = recorder().gradients(context_id)
+        gradients = recorder().named_gradients(context_id)
         with _between_steps():  # for `.grad`, which all optimizers share
             try:
                 for param in self.params:
@@ -122,14 +122,14 @@ class LocalOptimizer:
     # -- files
     def write(self, directory: str) -> tuple[str, list[int]]:
         """Write a draft of this share. Returns the name of its file, and the numbers in it."""
-        return optimizer_files.write(self.state(), directory), self.numbers
+        return optimizer_files.write_draft(self.state(), directory), self.numbers
 
     def adopt(self, directory: str) -> None:
-        optimizer_files.adopt(directory)
+        optimizer_files.adopt_draft(directory)
 
     def restore(self, directory: str, files: dict[str, list[int]]) -> None:
         """Load this share from files of any owners."""
-        self.load(merged(optimizer_files.read(directory, files, self.numbers)))
+        self.load(merge_states(optimizer_files.read_shares(directory, files, self.numbers)))
 
 
 def check_steps_from_gradients(optimizer_class: type) -> None:
@@ -141,7 +141,7 @@ def check_steps_from_gradients(optimizer_class: type) -> None:
         )
 
 
-def merged(states: Sequence[State]) -> State:
+def merge_states(states: Sequence[State]) -> State:
     """Return the shares of several owners as one state: that of one torch optimizer over all the parameters."""
     kept = {number: value for state in states for number, value in state["state"].items()}
     groups = [

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rpcbench.base.files import make_file, rename, replace_file
+from rpcbench.base.files import make_file, rename_draft, replace_file
 from rpcbench.runtime import current
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ def name_faults(path: Path) -> Iterator[None]:
         failed = _of_system(error)
         if failed is None or failed.errno is None:
             raise
-        told = f"{current.current().name} cannot write this file of a checkpoint: {os.strerror(failed.errno)}"
-        raise OSError(failed.errno, told, str(path)) from failed
+        text = f"{current.current_agent().name} cannot write this file of a checkpoint: {os.strerror(failed.errno)}"
+        raise OSError(failed.errno, text, str(path)) from failed
 
 
 def _of_system(error: BaseException | None) -> OSError | None:
@@ -50,7 +50,7 @@ def _of_system(error: BaseException | None) -> OSError | None:
     return error
 
 
-def load(path: Path, mmap: bool = False) -> Any:
+def load_file(path: Path, mmap: bool = False) -> Any:
     """Return the content of a file of torch.save. ValueError if it is of another kind, OSError if it cannot be read."""
     try:
         return torch.load(path, weights_only=True, mmap=mmap)
@@ -73,15 +73,15 @@ def _load_error_text(path: Path) -> str:
     )
 
 
-def publish(path: Path, content: Any) -> None:
+def publish_manifest(path: Path, content: Any) -> None:
     """Replace a manifest by this content as JSON: after a crash the file has the old content or the new one."""
     with name_faults(path), replace_file(path) as file:
         file.write(json.dumps(content, indent=1).encode())
 
 
-def manifest(path: Path, read: Callable[[Any], T | None], missing: str) -> T:
-    """Return `read` of a file's JSON. ValueError with the text `missing` if there is no file; one that names the file
-    if it is no JSON, or `read` returns None."""
+def read_manifest(path: Path, read: Callable[[Any], T | None], missing: str) -> T:
+    """Return `read_shares` of a file's JSON. ValueError with the text `missing` if there is no file; one that names the
+    file if it is no JSON, or `read_shares` returns None."""
     try:
         found = read(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -98,20 +98,20 @@ _FORMAT = 1  # version of the manifest
 _FILE = re.compile(r"[^/\\\0]+\.pt")  # no path leads out of the directory
 
 
-def save(name: str, size: int, directory: str | Path, on_each: Callable[[str, str], list[Any]]) -> None:
+def save_optimizer(name: str, size: int, directory: str | Path, on_each: Callable[[str, str], list[Any]]) -> None:
     """Write the state of an optimizer class over `size` parameters. `on_each`: calls a method of each owner's share."""
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     shares = dict(on_each("write", str(directory)))  # drafts: while these are written, the old state stays
     (target / MANIFEST).unlink(missing_ok=True)  # until all files have their names there is no complete state
     on_each("adopt", str(directory))
-    publish(target / MANIFEST, {"format": _FORMAT, "optimizer": name, "parameters": size, "files": shares})
+    publish_manifest(target / MANIFEST, {"format": _FORMAT, "optimizer": name, "parameters": size, "files": shares})
 
 
-def files(name: str, size: int, directory: str | Path) -> dict[str, list[int]]:
+def shard_files(name: str, size: int, directory: str | Path) -> dict[str, list[int]]:
     """Return file → numbers of its parameters. ValueError if the state is not of such an optimizer."""
     path = Path(directory) / MANIFEST
-    *found, inside = manifest(
+    *found, inside = read_manifest(
         path, _parse_manifest, f"{directory} holds no complete optimizer state: there is no {MANIFEST}"
     )
     if found != [_FORMAT, name, size]:
@@ -132,8 +132,8 @@ def _parse_manifest(manifest: Any) -> tuple[Any, Any, Any, dict[str, list[int]]]
     return None
 
 
-def write(state: State, directory: str) -> str:
-    """Write a draft of one owner's share. Returns the name that `adopt` gives it."""
+def write_draft(state: State, directory: str) -> str:
+    """Write a draft of one owner's share. Returns the name that `adopt_draft` gives it."""
     path = _share_path(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
@@ -143,15 +143,15 @@ def write(state: State, directory: str) -> str:
     return path.name
 
 
-def adopt(directory: str) -> None:
+def adopt_draft(directory: str) -> None:
     """Give the owner's draft its name."""
-    rename(_share_path(directory).with_suffix(".draft"), _share_path(directory))
+    rename_draft(_share_path(directory).with_suffix(".draft"), _share_path(directory))
 
 
 def _share_path(directory: str) -> Path:
-    return Path(directory) / f"{current.current().name}.pt"
+    return Path(directory) / f"{current.current_agent().name}.pt"
 
 
-def read(directory: str, files: dict[str, list[int]], numbers: Sequence[int]) -> list[State]:
+def read_shares(directory: str, files: dict[str, list[int]], numbers: Sequence[int]) -> list[State]:
     """Return the shares that have any of these parameters."""
-    return [load(Path(directory) / name) for name, inside in files.items() if not {*numbers}.isdisjoint(inside)]
+    return [load_file(Path(directory) / name) for name, inside in files.items() if not {*numbers}.isdisjoint(inside)]

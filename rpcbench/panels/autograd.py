@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, asset
+from rpcbench.panels.base import Panel, panel_asset
 from rpcbench.telemetry.autograd_view import autograd_view
 
 
@@ -11,5 +11,5 @@ class AutogradPanel(Panel):
 
     look = staticmethod(autograd_view)
     sentence = "Autograd contexts, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = asset("autograd", ".js", "lanes")
-    _css = asset("autograd", ".css")
+    _esm = panel_asset("autograd", ".js", "lanes")
+    _css = panel_asset("autograd", ".css")

@@ -49,9 +49,9 @@ from rpcbench.telemetry.collector import LIVE, Phase
 from rpcbench.telemetry.message_views import MESSAGE_FAMILIES, MESSAGE_STATES
 from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
-from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.views import RREF_STATES, View, World, diff
+from rpcbench.telemetry.views import RREF_STATES, View, World, diff_views
 from rpcbench.telemetry.worker_columns import WORKER_COLUMNS
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class PanelFeed:
         self._pushing: Panel | None = None  # the viewer that is being shown, for `close` to wait for
         self._thread: threading.Thread | None = None
 
-    def open(self, viewer: Panel, source: Source) -> None:
+    def open_viewer(self, viewer: Panel, source: Source) -> None:
         """Show `viewer` the source's world now and after each change. Idempotent."""
         entry = _Entry(viewer, source)
         entry.unsubscribe = source.subscribe(partial(self._world_changed, entry))
@@ -120,7 +120,7 @@ class PanelFeed:
             entry.unsubscribe()
         self._changes.notify_all()
 
-    def close(self, viewer: Panel) -> None:
+    def close_viewer(self, viewer: Panel) -> None:
         """Unsubscribe from the source; no message is sent once this returns. Idempotent."""
         with self._lock:
             entry = self._entries.pop(id(viewer), None)
@@ -144,9 +144,9 @@ class PanelFeed:
             pause = self._pause_seconds(time.monotonic() - began)
             self._closed.wait_for(lambda: not self._entries, began + pause - time.monotonic())
 
-    def _pause_seconds(self, took: float) -> float:
+    def _pause_seconds(self, look_seconds: float) -> float:
         """Return the seconds from one look to the next."""
-        return max(self._period, min(_LONG_REST * took, _CALM), _REST * took)
+        return max(self._period, min(_LONG_REST * look_seconds, _CALM), _REST * look_seconds)
 
     def _wait_for_due(self) -> list[tuple[_Entry, bool]]:
         """Wait for entries that are due; return each with whether its world changed, or [] if no viewer is left."""
@@ -179,7 +179,7 @@ class PanelFeed:
                     self._show_entry(entry, worlds)
                 if entry.whole_at <= time.monotonic():
                     entry.whole_at = math.inf
-                    entry.viewer.send_whole()
+                    entry.viewer.send_whole_view()
             except Exception as error:  # noqa: BLE001  (an error of a source or a view must not stop other panels)
                 self._give_up(entry, error)
             finally:
@@ -191,12 +191,12 @@ class PanelFeed:
         source = entry.source
         if id(source) not in worlds:
             worlds[id(source)] = source.world()
-        if entry.viewer.show(worlds[id(source)]):
+        if entry.viewer.show_world(worlds[id(source)]):
             entry.whole_at = min(entry.whole_at, time.monotonic() + self._heal)
 
     def _give_up(self, entry: _Entry, error: Exception) -> None:
         logger.warning("a panel stopped", exc_info=error)
-        for last in (partial(self.close, entry.viewer), partial(entry.viewer.fail, error)):
+        for last in (partial(self.close_viewer, entry.viewer), partial(entry.viewer.show_error, error)):
             try:
                 last()
             except Exception:
@@ -238,36 +238,36 @@ class StillOutputs:
         self._displayed: dict[Panel, _Displayed] = {}
         self._shell: Any = None  # whose cells are followed
 
-    def add(self, panel: Panel, shell: Any) -> None:
+    def add_panel(self, panel: Panel, shell: Any) -> None:
         """Display the still of a panel in the cell that runs, and keep it up to date."""
         from IPython.display import DisplayHandle
 
-        handle, view = DisplayHandle(), panel.latest()  # type: ignore[no-untyped-call]
+        handle, view = DisplayHandle(), panel.latest_view()  # type: ignore[no-untyped-call]
         handle.display(still_output(Snapshot(view)), raw=True)  # type: ignore[no-untyped-call]
         self._displayed[panel] = _Displayed(handle, view)
         if self._shell is not shell:
-            shell.events.register("post_run_cell", self.update)
+            shell.events.register("post_run_cell", self.refresh_all)
             self._shell = shell
 
-    def drop(self, panel: Panel) -> None:
+    def drop_panel(self, panel: Panel) -> None:
         """Leave the still of a panel as it is."""
         self._displayed.pop(panel, None)
 
-    def update(self, *_: object) -> None:
+    def refresh_all(self, *_: object) -> None:
         """Bring all stills up to date."""
         for panel in list(self._displayed):
-            self.refresh(panel)
+            self.refresh_panel(panel)
 
-    def refresh(self, panel: Panel) -> None:
+    def refresh_panel(self, panel: Panel) -> None:
         """Bring the still of a panel up to date, if it has one. On any thread."""
         still = self._displayed.get(panel)
         try:
-            if still is not None and (view := panel.latest()) != still.view:
+            if still is not None and (view := panel.latest_view()) != still.view:
                 still.view = view
                 still.handle.update(still_output(Snapshot(view)), raw=True)
         except Exception as error:  # shown once: an error of a view must not disturb all later cells
             logger.warning("the still picture of a panel stopped", exc_info=error)
-            self.drop(panel)
+            self.drop_panel(panel)
 
 
 _HERE = Path(__file__).parent
@@ -275,7 +275,7 @@ STILLS = StillOutputs()
 SESSION = PanelFeed()  # one per process: all widgets of a kernel share one connection to the front end
 
 
-def piece(name: str, suffix: str) -> str:
+def package_text(name: str, suffix: str) -> str:
     """Return the text of a file of this package."""
     return (_HERE / f"{name}{suffix}").read_text(encoding="utf-8")
 
@@ -296,12 +296,12 @@ def lists_script() -> str:
     return f"const LISTS = {json.dumps(lists, ensure_ascii=False)};"
 
 
-def asset(name: str, suffix: str, *parts: str) -> str:
+def panel_asset(name: str, suffix: str, *parts: str) -> str:
     """Return the text of `common`, of the extra parts of a panel, and of its own file, joined; scripts begin with the
     lists and `strings`."""
     shared = ("strings", "common") if suffix == ".js" else ("common",)
     first = [lists_script()] if suffix == ".js" else []
-    return "\n".join([*first, *(piece(each, suffix) for each in (*shared, *parts, name))])
+    return "\n".join([*first, *(package_text(each, suffix) for each in (*shared, *parts, name))])
 
 
 def colour_rules(panel: str, variable: str, colours: Mapping[str, str]) -> str:
@@ -333,14 +333,14 @@ class Panel(anywidget.AnyWidget):
         self._cell: OutputDisplay | None = None  # the output of the cell that displays it
         self._open_views: set[str] = set()  # ids of the browsers' views that are open
         self.on_msg(self._message_received)
-        publisher.open(self, source)
+        publisher.open_viewer(self, source)
 
     @classmethod
-    def live(cls) -> Self:
+    def for_current_cluster(cls) -> Self:
         """Make a panel of the current cluster."""
         return cls(collector.current_collector())
 
-    def show(self, world: World) -> bool:
+    def show_world(self, world: World) -> bool:
         """Send browsers the changes since the last call; return False if there are none. On the feed's thread."""
         phase = _phase_of_source(self._source)
         if phase.name == "stopped" and not world:  # nobody looked at the end of this world: the last picture stays
@@ -349,8 +349,8 @@ class Panel(anywidget.AnyWidget):
             view = type(self).look(world)
         self.phase = phase._asdict()
         if phase.name == "stopped":  # perhaps not by a cell
-            STILLS.refresh(self)
-        delta = diff(self.state["view"], view)
+            STILLS.refresh_panel(self)
+        delta = diff_views(self.state["view"], view)
         if not delta and self.state["version"]:  # version 0 was only the empty view of the constructor
             return False
         version = self.state["version"] + 1
@@ -358,22 +358,22 @@ class Panel(anywidget.AnyWidget):
         self.send({"kind": "delta", "version": version, "delta": delta})
         return True
 
-    def send_whole(self) -> None:
+    def send_whole_view(self) -> None:
         """Send browsers the whole view, for those that missed a message."""
         self.send_state("state")
 
-    def fail(self, error: Exception) -> None:
+    def show_error(self, error: Exception) -> None:
         """Show the error in the picture, which is updated no more."""
         self.problem = f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
         """Remove the panel from all browsers and unsubscribe. Idempotent."""
         if self.comm is not None:  # also called by ipywidgets' finalizer, perhaps on a half-constructed panel
-            self._publisher.close(self)
-            STILLS.drop(self)
+            self._publisher.close_viewer(self)
+            STILLS.drop_panel(self)
         super().close()
 
-    def latest(self) -> View:
+    def latest_view(self) -> View:
         """Return the view of what the source has now, once members have sent their reports; or the last one."""
         if settle := getattr(self._source, "settle", None):
             settle(SETTLE_SECONDS)
@@ -389,7 +389,7 @@ class Panel(anywidget.AnyWidget):
 
         Messages, and the calls that they belong to, are in it only while a messages panel or a `%%trace` is open.
         """
-        return trace.save(self._collect_world(), path)
+        return trace.save_trace(self._collect_world(), path)
 
     def _collect_world(self) -> World:
         """Return the source's world with all pending reports of members, even if no browser shows the panel."""
@@ -419,15 +419,15 @@ class Panel(anywidget.AnyWidget):
         match content:
             case {"kind": "opened", "eye": str(eye)}:
                 self._open_views.add(eye)
-                self._publisher.open(self, self._source)
+                self._publisher.open_viewer(self, self._source)
             case {"kind": "snapshot", "eye": str(eye), "page": bool(by_page)}:
                 self._leave_snapshot(eye, by_page)
             case {"kind": "closed", "eye": str(eye)}:
                 self._open_views.discard(eye)
                 if not self._open_views:
-                    self._publisher.close(self)
+                    self._publisher.close_viewer(self)
             case _:
-                self.heard(content)
+                self.message_received(content)
 
     def _leave_snapshot(self, eye: str, by_page: bool) -> None:
         """Leave the present picture below the panel's cell, or below the last one if it is in none."""
@@ -438,9 +438,9 @@ class Panel(anywidget.AnyWidget):
             return
         # Without a context of its own, output belongs to the cell that ran last.
         cell = self._cell or contextvars.Context().run(OutputDisplay, get_ipython())
-        cell.display({"data": made._repr_mimebundle_(), "metadata": {}})
+        cell.display_bundle({"data": made._repr_mimebundle_(), "metadata": {}})
 
-    def heard(self, content: dict[str, Any]) -> None:
+    def message_received(self, content: dict[str, Any]) -> None:
         """Handle another message of a browser; a panel without buttons has none."""
 
     @property
@@ -457,13 +457,13 @@ class Panel(anywidget.AnyWidget):
         shell = get_ipython()
         if getattr(shell, "kernel", None) is not None:  # else it was printed
             self._cell = OutputDisplay(shell)
-            STILLS.add(self, shell)
+            STILLS.add_panel(self, shell)
 
     def __str__(self) -> str:
-        told = text(self.view)
+        view_text = summarize_view(self.view)
         if self.phase["name"] != "stopped":
-            return told
-        return f"Stopped at {time.strftime('%H:%M', time.localtime(self.phase['at']))}. Before that:\n{told}"
+            return view_text
+        return f"Stopped at {time.strftime('%H:%M', time.localtime(self.phase['at']))}. Before that:\n{view_text}"
 
     def __repr__(self) -> str:
         return self.sentence

@@ -1,7 +1,7 @@
 // The messages panel: a lifeline for each member and an arrow for each message, in the order of sending.
 // An arrow is level if nothing else happened before the message arrived; otherwise it slopes down to the row of its arrival, but
 // only behind the last lifeline that it passes, so it touches no end of another message. A collective is a row of dots (see
-// `meetings.js`). The words of a message are made in Python (`telemetry.message_views.plain_words`), as stills and texts use them
+// `meetings.js`). The words of a message are made in Python (`telemetry.message_views.describe_message`), as stills and texts use them
 // too.
 // Guarantees: only rows in sight are drawn. A live panel begins at the end, and stays there when messages are added, unless the
 // user has scrolled away from it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from rpcbench.panels.base import Panel, asset, colour_rules
+from rpcbench.panels.base import Panel, colour_rules, panel_asset
 from rpcbench.telemetry import collector
 from rpcbench.telemetry.collector import TracedCollector
 from rpcbench.telemetry.message_views import FAMILY_COLOURS, messages_view
@@ -17,10 +17,10 @@ class MessagesPanel(Panel):
 
     look = staticmethod(messages_view)
     sentence = "Messages between members, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = asset("messages", ".js", "meetings")
-    _css = asset("messages", ".css") + colour_rules("messages", "kind", FAMILY_COLOURS)
+    _esm = panel_asset("messages", ".js", "meetings")
+    _css = panel_asset("messages", ".css") + colour_rules("messages", "kind", FAMILY_COLOURS)
 
     @classmethod
-    def live(cls) -> Self:
+    def for_current_cluster(cls) -> Self:
         """Make a panel of the current cluster. All its members report their messages as long as it is open."""
         return cls(TracedCollector(collector.current_collector()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, asset, colour_rules
+from rpcbench.panels.base import Panel, colour_rules, panel_asset
 from rpcbench.pipeline.simulate import MARKS
 from rpcbench.telemetry.views import pipeline_view
 
@@ -15,9 +15,9 @@ class PipelinePanel(Panel):
 
     look = staticmethod(pipeline_view)
     sentence = "Timeline of micro-batches, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = asset("pipeline", ".js", "steps", "timeline", "curves")
+    _esm = panel_asset("pipeline", ".js", "steps", "timeline", "curves")
     _css = (
-        asset("pipeline", ".css")
+        panel_asset("pipeline", ".css")
         + colour_rules("pipeline", "op", _COLOURS)
         + colour_rules("pipeline", "letter", _LETTERS)
     )

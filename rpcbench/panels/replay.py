@@ -19,11 +19,11 @@ from typing import Any
 
 import ipywidgets
 
-from rpcbench.panels.base import HIDE_ERROR, Panel, piece
-from rpcbench.telemetry.recording import Player, Record, load
-from rpcbench.telemetry.summary import text
+from rpcbench.panels.base import HIDE_ERROR, Panel, package_text
+from rpcbench.telemetry.recording import Player, Record, load_record
+from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.views import View, diff
+from rpcbench.telemetry.views import View, diff_views
 
 MOST_FRAMES = 300
 MOST_ROWS = 400_000  # computed over all frames: views of many rows take long
@@ -39,21 +39,23 @@ _DISTRUSTED = (
 )
 
 
-def folded(record: Record, kind: type[Panel]) -> str:
+def folded_page(record: Record, kind: type[Panel]) -> str:
     """Return the page for embedding: open where no notebook runs, otherwise opened by a click, below the live panel."""
-    frame = f'sandbox="allow-scripts" style="width:100%;height:620px;border:0" srcdoc="{escape(page(record, kind))}"'
+    frame = (
+        f'sandbox="allow-scripts" style="width:100%;height:620px;border:0" srcdoc="{escape(html_page(record, kind))}"'
+    )
     inside, script = f"<iframe {frame}>{_DISTRUSTED}</iframe>", f"<script>{_OPENS}</script>"
     head = f'<details class="rb-instead"><summary>The record, played without a kernel</summary>{HIDE_ERROR}'
     return f"{head}{inside}{script}</details>"
 
 
-def page(record: Record, kind: type[Panel]) -> str:
+def html_page(record: Record, kind: type[Panel]) -> str:
     """Return the page as one HTML document."""
-    drawing, driver = str(kind._esm), piece("player", ".js")
+    drawing, driver = str(kind._esm), package_text("player", ".js")
     assert drawing.count(_DEFAULT) == 1 and "</script" not in drawing + driver
     # Without a `<` in it, the data cannot end the script element.
-    data = json.dumps(played(record, kind), separators=(",", ":")).replace("<", "\\u003c")
-    styles = f"{kind._css}\n{piece('player', '.css')}"
+    data = json.dumps(playback_data(record, kind), separators=(",", ":")).replace("<", "\\u003c")
+    styles = f"{kind._css}\n{package_text('player', '.css')}"
     start = "play(JSON.parse(document.getElementById('record').textContent), made_(), document.body);"
     code = f"{drawing.replace(_DEFAULT, 'const made_ = ')}\n{{\n{driver}\n{start}\n}}"
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -62,21 +64,21 @@ def page(record: Record, kind: type[Panel]) -> str:
     return f'<!doctype html><html lang="en">{head}<body>{body}</body></html>'
 
 
-def played(record: Record, kind: type[Panel]) -> dict[str, Any]:
+def playback_data(record: Record, kind: type[Panel]) -> dict[str, Any]:
     """Return `seconds`, `note` (on frames left out, or "") and `frames`: each `time`, `name`, `delta` of the view."""
     frames: list[dict[str, Any]] = []
     size, before, player = 0, View(), Player(record)
     for at in _choose_frames(record):
-        player.go(at)
+        player.go_to_frame(at)
         view = kind.look(player.world())
         seconds, _, name = record.frames[at]
-        delta, before = diff(before, view), view
+        delta, before = diff_views(before, view), view
         size += len(json.dumps(delta))
         if size > MOST_BYTES and frames:
             break
         frames.append({"time": round(seconds, 3), "name": name, "delta": delta})
     if not frames:
-        frames.append({"time": 0.0, "name": "empty", "delta": diff({}, kind.look({}))})
+        frames.append({"time": 0.0, "name": "empty", "delta": diff_views({}, kind.look({}))})
     count = len(record.frames)
     left_out = max(0, count - len(frames))
     note = f"{left_out} of {count} frames are left out here; rpcbench.replay plays all." if left_out else ""
@@ -105,7 +107,7 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         self.player = Player(record)  # the source of the panel
         self._kinds = kinds
         last = max(0, len(record.frames) - 1)
-        self.player.go(last)
+        self.player.go_to_frame(last)
         self._play = ipywidgets.Play(min=0, max=last, value=last, interval=_MILLISECONDS)  # at the end it begins anew
         self._slider = ipywidgets.IntSlider(min=0, max=last, value=last, description="frame", readout=True)
         ipywidgets.jslink((self._play, "value"), (self._slider, "value"))
@@ -125,7 +127,7 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
 
     def go(self, frame: int) -> None:
         """Show a frame, or the nearest one."""
-        self.player.go(frame)
+        self.player.go_to_frame(frame)
         self._slider.value = max(0, self.player.at)
         self._update_label()
 
@@ -154,13 +156,13 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         super().close()
 
     def __str__(self) -> str:
-        return text(type(self.panel).look(self.player.world()))
+        return summarize_view(type(self.panel).look(self.player.world()))
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         display(self._repr_mimebundle_(), raw=True)  # type: ignore[no-untyped-call]
-        alone = {"text/html": folded(self.player.record, self._kinds[self._which.value]), "text/plain": _ALONE}
+        alone = {"text/html": folded_page(self.player.record, self._kinds[self._which.value]), "text/plain": _ALONE}
         display(alone, raw=True)  # type: ignore[no-untyped-call]
 
     def _repr_mimebundle_(self, **keys: Any) -> Any:
@@ -184,4 +186,4 @@ def replay(path: str | Path, panel: str = "rrefs") -> Replay:
 
     if panel not in PANELS:
         raise ValueError(f"no panel is called {panel!r}: there are {', '.join(PANELS)}")
-    return Replay(load(path), PANELS, panel)
+    return Replay(load_record(path), PANELS, panel)

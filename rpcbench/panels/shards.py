@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, asset, colour_rules
+from rpcbench.panels.base import Panel, colour_rules, panel_asset
 from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS, shards_view
 
 _COLOURS = {f"way-{key}": mark.colour for key, mark in SHARD_WAYS.items()}
@@ -14,5 +14,5 @@ class ShardsPanel(Panel):
 
     look = staticmethod(shards_view)
     sentence = "Sharded models, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = asset("shards", ".js")
-    _css = asset("shards", ".css") + colour_rules("shards", "way", _COLOURS)
+    _esm = panel_asset("shards", ".js")
+    _css = panel_asset("shards", ".css") + colour_rules("shards", "way", _COLOURS)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rpcbench.base.errors import RpcError
-from rpcbench.panels.base import Panel, PanelFeed, asset, colour_rules
+from rpcbench.panels.base import Panel, PanelFeed, colour_rules, panel_asset
 from rpcbench.telemetry.collector import LIVE, Phase
-from rpcbench.telemetry.message_views import FAMILY_COLOURS, family_of, plain_words
+from rpcbench.telemetry.message_views import FAMILY_COLOURS, describe_message, family_of
 from rpcbench.telemetry.views import View, World
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def step_view(world: World) -> View:
 def _make_row(one: dict[str, Any]) -> dict[str, Any]:
     about = " · ".join([one["kind"], *(f"{name} {value}" for name, value in one["ids"].items())])
     rref = f"RRef {one['ids']['rref']}" if "rref" in one["ids"] and one["label"] in ("", "to_here") else ""
-    words = plain_words(one["kind"], rref or one["label"])
+    words = describe_message(one["kind"], rref or one["label"])
     return {name: one[name] for name in ("n", "sender", "to", "kind")} | {
         "words": words, "family": family_of(one["kind"], words), "about": about,
     }  # fmt: skip
@@ -77,8 +77,8 @@ class StepPanel(Panel):
 
     look = staticmethod(step_view)
     sentence = "Held messages, live while this notebook's kernel runs. Run the cell to step through them."
-    _esm = asset("step", ".js")
-    _css = asset("step", ".css") + colour_rules("step", "kind", FAMILY_COLOURS)
+    _esm = panel_asset("step", ".js")
+    _css = panel_asset("step", ".css") + colour_rules("step", "kind", FAMILY_COLOURS)
 
     def __init__(self, stepper: Steps, **how: PanelFeed) -> None:
         self._stepper = stepper

@@ -8,14 +8,14 @@ from typing import Any, Self
 import traitlets
 
 from rpcbench.launch.actions import Actions
-from rpcbench.panels.base import SESSION, Panel, PanelFeed, Source, asset
+from rpcbench.panels.base import SESSION, Panel, PanelFeed, Source, panel_asset
 from rpcbench.runtime import current
 from rpcbench.telemetry.collector import HealthPoller
 from rpcbench.telemetry.views import workers_view
 from rpcbench.telemetry.worker_columns import WORKER_COLUMNS, Column
 
 Act = Callable[[str, str], object]
-"""(action, target), as `rpcbench.launch.actions.Actions.begin` takes them."""
+"""(action, target), as `rpcbench.launch.actions.Actions.begin_action` takes them."""
 
 
 def _fold_rule(column: Column) -> str:
@@ -28,8 +28,8 @@ class WorkersPanel(Panel):
 
     look = staticmethod(workers_view)
     sentence = "Workers, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = asset("workers", ".js")
-    _css = "\n".join([asset("workers", ".css"), *map(_fold_rule, WORKER_COLUMNS)])
+    _esm = panel_asset("workers", ".js")
+    _css = "\n".join([panel_asset("workers", ".css"), *map(_fold_rule, WORKER_COLUMNS)])
     acts = traitlets.Bool(False).tag(sync=True)  # show buttons
 
     def __init__(self, source: Source, publisher: PanelFeed = SESSION, act: Act | None = None) -> None:
@@ -37,12 +37,12 @@ class WorkersPanel(Panel):
         super().__init__(source, publisher, acts=act is not None)
 
     @classmethod
-    def live(cls) -> Self:
-        agent = current.current()
+    def for_current_cluster(cls) -> Self:
+        agent = current.current_agent()
         actions = agent.part(Actions)  # offered if a cluster owns the agent, not after a plain `init_rpc`
-        return cls(agent.part(HealthPoller), act=actions.begin if actions.offered else None)
+        return cls(agent.part(HealthPoller), act=actions.begin_action if actions.is_offered else None)
 
-    def heard(self, content: dict[str, Any]) -> None:
+    def message_received(self, content: dict[str, Any]) -> None:
         match content:
             case {"kind": "act", "action": str(action), "target": str(target)} if self._act is not None:
                 self._act(action, target)

@@ -18,14 +18,14 @@ from torch import nn
 
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline.lazy import Lazy
-from rpcbench.pipeline.recompute import seeded
-from rpcbench.pipeline.stage_graph import OUTSIDE, ModuleLink, Value, given
+from rpcbench.pipeline.recompute import seeded_rng
+from rpcbench.pipeline.stage_graph import OUTSIDE, ModuleLink, Value, values_of_output
 
 ROUNDS = 5
 """Measurements of the time of each module; the median counts."""
 
 
-def weigh(
+def weigh_links(
     kind: str, links: Sequence[ModuleLink], taken: Sequence[tuple[Value, ...]], sample: tuple[Any, ...] | None
 ) -> list[int]:
     """Return the weight of each link, by this kind of `balance`: "params" (count), "time" (ns) or "memory" (bytes). The
@@ -75,11 +75,13 @@ def _measure_links(
     held = {Value(OUTSIDE, place): value for place, value in enumerate(sample)}
     measured = []
     for number, (link, values) in enumerate(zip(links, taken, strict=True)):
-        module, args = copy.deepcopy(link.module), link.terms.taken([held[value] for value in values])
-        with seeded(0), torch.enable_grad():  # the process's random state stays as it was
+        module, args = copy.deepcopy(link.module), link.dimension_spec.name_inputs([held[value] for value in values])
+        with seeded_rng(0), torch.enable_grad():  # the process's random state stays as it was
             measured.append(measure(module, args))
             made = module(*map(_copy_as_input, args))
-        held.update((Value(number, place), value) for place, value in enumerate(given(made, link.terms)))
+        held.update(
+            (Value(number, place), value) for place, value in enumerate(values_of_output(made, link.dimension_spec))
+        )
     return measured
 
 
@@ -129,15 +131,15 @@ class _Partition(NamedTuple):
     sizes: tuple[int, ...]  # module counts in the order of the stages
 
     @property
-    def badness(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def sort_key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.weights, self.counts
 
-    def extended(self, weight: int, count: int) -> _Partition:
+    def with_stage(self, weight: int, count: int) -> _Partition:
         weights, counts = sorted((*self.weights, weight), reverse=True), sorted((*self.counts, count), reverse=True)
         return _Partition(tuple(weights), tuple(counts), (*self.sizes, count))
 
 
-def balanced(weights: Sequence[int], stages: int) -> tuple[int, ...]:
+def balance_stages(weights: Sequence[int], stages: int) -> tuple[int, ...]:
     """Return how many modules each stage gets so that the heaviest stage is as light as possible, then the second, and
     so on. Ties go to equal module counts, then to late cuts: a module without weight stays with the one before it. The
     result is exact. Needs 1 <= stages <= len(weights)."""
@@ -153,11 +155,11 @@ def balanced(weights: Sequence[int], stages: int) -> tuple[int, ...]:
 def _add_stage(best: dict[int, _Partition], sums: Sequence[int], end: int) -> _Partition:
     """Return the best plan up to `end`, with one more stage than those in `best`."""
     begins = sorted((begin for begin in best if begin < end), reverse=True)  # late cuts first: they win ties
-    found = best[begins[0]].extended(sums[end] - sums[begins[0]], end - begins[0])
+    found = best[begins[0]].with_stage(sums[end] - sums[begins[0]], end - begins[0])
     for begin in begins[1:]:
         weight = sums[end] - sums[begin]
         if weight > found.weights[0]:
             break  # this stage alone is too heavy, and earlier cuts add to it
-        other = best[begin].extended(weight, end - begin)
-        found = min(found, other, key=lambda plan: plan.badness)
+        other = best[begin].with_stage(weight, end - begin)
+        found = min(found, other, key=lambda plan: plan.sort_key)
     return found

@@ -21,13 +21,13 @@ import torch
 
 from rpcbench.autograd import recorder
 from rpcbench.autograd.recorder import AutogradRecorder
-from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.errors import PipelineError, count_noun
 from rpcbench.base.ids import Row
 from rpcbench.optim.distributed import limit_norm, local_norm, total_norm
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.driver import WorkerGroup
-from rpcbench.pipeline.mailboxes import window
-from rpcbench.pipeline.ops import ops_in
+from rpcbench.pipeline.mailboxes import compute_send_window
+from rpcbench.pipeline.ops import parse_plan
 from rpcbench.pipeline.plan import Orders, ScheduleCache
 from rpcbench.pipeline.recompute import StepSeeds
 from rpcbench.pipeline.stage import StageWorker
@@ -39,9 +39,9 @@ from rpcbench.runtime.locked_node import uninterrupted
 
 
 def _compute_norm(own: StageWorker, context: int, norm_type: float) -> float:
-    held = recorder().gradients(context)
+    held = recorder().named_gradients(context)
     params = dict.fromkeys(param for module in own.modules.values() for param in module.parameters())
-    return local_norm([held[p] for p in params if p in held and not own.copies.repeats(p)], norm_type)
+    return local_norm([held[p] for p in params if p in held and not own.copies.is_repeated(p)], norm_type)
 
 
 _STEPS = itertools.count(1)  # one count for all pipelines: rows of two pipelines never mix
@@ -60,11 +60,11 @@ class StepResult:
     samples: int
 
     def __repr__(self) -> str:
-        return f"<step {self.step}: loss {self.loss:.6g} of {counted(self.samples, 'sample')}, idle {self.idle:.1%}>"
+        return f"<step {self.step}: loss {self.loss:.6g} of {count_noun(self.samples, 'sample')}, idle {self.idle:.1%}>"
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        return tuple(row for id_, plan, stamps in self.ran for row in stamps.rows(self.step, id_, ops_in(plan)))
+        return tuple(row for id_, plan, stamps in self.ran for row in stamps.op_rows(self.step, id_, parse_plan(plan)))
 
     @property
     def timeline(self) -> Timeline:
@@ -98,30 +98,31 @@ class BatchRunner:
         self._seeds = seeds
         self._windows: dict[tuple[int, bool], int] = {}  # (micro-batches, trains) → window
 
-    def train(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
+    def compute_gradients(self, x: Any, y: Any, whole: int | None = None) -> StepResult:
         """Run forward and backward of a batch, as its share of `whole` samples, by default its own number."""
         samples = self._to_train(x, y)
         tasks = self._make_tasks(x, y, samples, whole=whole)
-        return self._make_result(tasks, self.worker_group.steps.run(tasks), samples, whole)
+        return self._make_result(tasks, self.worker_group.steps.run_step(tasks), samples, whole)
 
-    def step(self, x: Any, y: Any, keeps: bool, done: Callable[[StepResult, list[int]], object]) -> None:
-        """As `train`, then a step of the optimizers. `done` gets the result, and ids that have released the context."""
+    def train_and_apply(self, x: Any, y: Any, keeps: bool, done: Callable[[StepResult, list[int]], object]) -> None:
+        """As `compute_gradients`, then a step of the optimizers. `done` gets the result, and ids that have released
+        the context."""
         samples = self._to_train(x, y)
         tasks = self._make_tasks(x, y, samples, applies=True, keeps=keeps)
         self.worker_group.check_optimizer()
-        self.worker_group.steps.step(
+        self.worker_group.steps.run_and_commit(
             tasks, lambda reports, over: done(self._make_result(tasks, reports, samples), over)
         )
 
-    def outputs(self, x: Any) -> Any:
+    def compute_outputs(self, x: Any) -> Any:
         """Return the outputs of the last stage for a batch, in evaluation mode, in the order of the samples."""
-        return microbatch.join(self._run_forwards(x, None, microbatch.samples(x)))
+        return microbatch.join_microbatches(self._run_forwards(x, None, microbatch.count_samples(x)))
 
-    def scores(self, x: Any, y: Any, metrics: Mapping[str, Metric]) -> list[tuple[int, dict[str, float]]]:
+    def compute_scores(self, x: Any, y: Any, metrics: Mapping[str, Metric]) -> list[tuple[int, dict[str, float]]]:
         """Return for each micro-batch its samples and the values of loss and metrics, in evaluation mode."""
         samples = self._count_samples(x, y)
         found = self._run_forwards(x, y, samples, metrics)
-        return list(zip(microbatch.sizes(samples, len(found)), found, strict=True))
+        return list(zip(microbatch.microbatch_sizes(samples, len(found)), found, strict=True))
 
     # -- inside
     def _to_train(self, x: Any, y: Any) -> int:
@@ -142,14 +143,14 @@ class BatchRunner:
         return StepResult(step, loss, tuple(ran), self._names, samples)
 
     def _count_samples(self, x: Any, y: Any) -> int:
-        samples, others = microbatch.samples(x), microbatch.samples(y)
+        samples, others = microbatch.count_samples(x), microbatch.count_samples(y)
         if samples != others:
-            raise PipelineError(f"the batch has {counted(samples, 'sample')}, but its targets {others}")
+            raise PipelineError(f"the batch has {count_noun(samples, 'sample')}, but its targets {others}")
         return samples
 
     def _run_forwards(self, x: Any, y: Any, samples: int, metrics: Mapping[str, Metric] | None = None) -> list[Any]:
         """Return the output or the scores of each micro-batch, in order."""
-        reports = self.worker_group.steps.run(self._make_tasks(x, y, samples, train=False, metrics=metrics))
+        reports = self.worker_group.steps.run_step(self._make_tasks(x, y, samples, train=False, metrics=metrics))
         outputs = {number: output for report in reports for number, output in report.outputs.items()}
         return [outputs[number] for number in sorted(outputs)]
 
@@ -165,17 +166,17 @@ class BatchRunner:
         keeps: bool = False,
         metrics: Mapping[str, Metric] | None = None,
     ) -> dict[int, Task]:
-        orders = self._schedule_cache.fitting(samples)
-        microbatch.sizes(samples, orders.microbatches)  # raises before anything is sent
-        orders = orders if train else orders.forwards
-        step, seed, inputs = next(_STEPS), self._seeds.draw(train), model_inputs(x, self._inputs)
+        orders = self._schedule_cache.orders_for_batch(samples)
+        microbatch.microbatch_sizes(samples, orders.microbatches)  # raises before anything is sent
+        orders = orders if train else orders.forward_orders
+        step, seed, inputs = next(_STEPS), self._seeds.next_seed(train), model_inputs(x, self._inputs)
         tasks: dict[int, Task] = {}
         for place, id_ in enumerate(self._names):
-            share = orders.microbatches, orders.replica(place), orders.replicas
-            last = orders.has_last(place)
+            share = orders.microbatches, orders.replica_of_worker(place), orders.replicas
+            last = orders.has_last_stage(place)
             tasks[id_] = Task(
                 step=step,
-                plan=orders.plans[place],
+                plan=orders.plan_texts[place],
                 train=train,
                 samples=samples,
                 microbatches=orders.microbatches,
@@ -187,8 +188,13 @@ class BatchRunner:
                 applies=applies,
                 keeps=keeps,
                 metrics=metrics if last else None,
-                targets=microbatch.share(y, *share) if last and y is not None else None,
-                inputs=tuple([microbatch.share(each, *share) for each in self.worker_group.inputs(id_, inputs)]),
+                targets=microbatch.share_of_replica(y, *share) if last and y is not None else None,
+                inputs=tuple(
+                    [
+                        microbatch.share_of_replica(each, *share)
+                        for each in self.worker_group.inputs_of_worker(id_, inputs)
+                    ]
+                ),
             )
         return tasks
 
@@ -197,8 +203,8 @@ class BatchRunner:
         key = orders.microbatches, train
         if key not in self._windows:
             each = -(-orders.microbatches // orders.replicas)  # per replica, rounded up
-            ways = [(stage.index, way.stage) for stage in self.worker_group.row for way in stage.ports.gives]
-            ahead = window(orders.ops, ways)
+            stage_pairs = [(stage.index, path.stage) for stage in self.worker_group.row for path in stage.ports.gives]
+            ahead = compute_send_window(orders.ops, stage_pairs)
             self._windows[key] = ahead if each > ahead else 0  # a window that is never full is not counted
         return self._windows[key]
 
@@ -220,7 +226,7 @@ class Batch:
         self._whole = 0  # number of samples that the gradients are divided by
         self._closed = ""  # the reason why nothing can be added or applied
         self._clipped = False
-        self._told: Sequence[int] = ()  # ids that have released the context
+        self._released_ids: Sequence[int] = ()  # ids that have released the context
 
     @property
     def result(self) -> StepResult:
@@ -254,8 +260,8 @@ class Batch:
         if self._clipped:
             raise PipelineError("these gradients are clipped already: add all batches first, then clip")
         self._closed = _BROKEN  # until it has succeeded
-        with self._recorder.inside(self.context):
-            result = self._runs.train(x, y, self._whole or None)
+        with self._recorder.enter_context(self.context):
+            result = self._runs.compute_gradients(x, y, self._whole or None)
         self._closed = ""
         self._whole = self._whole or result.samples  # the first one sets the divisor
         self.samples += result.samples
@@ -279,10 +285,10 @@ class Batch:
         self._check_open()
         if self.results:
             raise PipelineError("something was added already: apply that, or begin another batch")
-        self._recorder.recorded(self.context)  # raises if the context has ended, before anything is sent
+        self._recorder.find_record(self.context)  # raises if the context has ended, before anything is sent
         self._closed = _BROKEN
-        with self._recorder.inside(self.context):
-            self._runs.step(x, y, self._keeps, self._step_ended)
+        with self._recorder.enter_context(self.context):
+            self._runs.train_and_apply(x, y, self._keeps, self._step_ended)
         return self.result
 
     def _step_ended(self, result: StepResult, over: Sequence[int]) -> None:
@@ -291,17 +297,17 @@ class Batch:
         self._mark_applied(over)
 
     def _mark_applied(self, over: Sequence[int]) -> None:
-        self._closed, self._told, self.applied = _APPLIED, over, True
+        self._closed, self._released_ids, self.applied = _APPLIED, over, True
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients of all parameters that have one, under the names of the un-split model."""
         self._rescale_gradients()
-        return self._runs.worker_group.gradients(self.context)
+        return self._runs.worker_group.gather_gradients(self.context)
 
     def grad_norm(self, norm_type: float = 2.0) -> float:
         """Return the norm of all gradients, over all stages."""
         self._rescale_gradients()
-        return total_norm(self._runs.worker_group.on_row(_compute_norm, self.context, norm_type), norm_type)
+        return total_norm(self._runs.worker_group.call_on_row(_compute_norm, self.context, norm_type), norm_type)
 
     def clip(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Scale the gradients to a norm over all stages of at most `max_norm`, as torch.nn.utils.clip_grad_norm_.
@@ -323,7 +329,7 @@ class Batch:
             raise PipelineError(f"max_norm must be a positive number, not {max_norm!r}")
         norm = self.grad_norm(norm_type)
         self._clipped = True  # set first: a clip that fails may have scaled some
-        limit_norm(norm, max_norm, partial(self._runs.worker_group.scale, self.context))
+        limit_norm(norm, max_norm, partial(self._runs.worker_group.scale_gradients, self.context))
         return norm
 
     def apply(self, *, last: bool = False) -> None:
@@ -333,14 +339,16 @@ class Batch:
         self._check_added()
         self._runs.worker_group.check_optimizer()
         self._rescale_gradients()
-        self._recorder.recorded(self.context)  # raises if the context has ended, before anything is sent
+        self._recorder.find_record(self.context)  # raises if the context has ended, before anything is sent
         self._closed = _APPLIED  # first: they are applied once or not at all
         with uninterrupted:  # all stages or none; a second Ctrl-C ends one that hangs
-            self._runs.worker_group.steps.apply(self.context, self._keeps, last, self._mark_applied)
+            self._runs.worker_group.steps.apply_gradients(self.context, self._keeps, last, self._mark_applied)
 
     def release(self) -> None:
         """Free the gradients on the workers."""
-        self._runs.worker_group.steps.after_applying(lambda: self._recorder.release(self.context, self._told))
+        self._runs.worker_group.steps.run_after_applying(
+            lambda: self._recorder.release_context(self.context, self._released_ids)
+        )
 
     # -- inside
     def _rescale_gradients(self) -> None:
@@ -348,7 +356,7 @@ class Batch:
         if self._closed == _BROKEN:
             self._check_open()
         if self._runs.reduction == "mean" and self._whole != self.samples:
-            self._runs.worker_group.scale(self.context, self._whole / self.samples)
+            self._runs.worker_group.scale_gradients(self.context, self._whole / self.samples)
             self._whole = self.samples
 
     def _check_open(self) -> None:

@@ -32,7 +32,7 @@ _WARNING = (
 )
 
 
-def check(batch_norm: str) -> None:
+def check_mode(batch_norm: str) -> None:
     """Raise PipelineError if `batch_norm` is none of the three modes."""
     if batch_norm not in (WARN, MICROBATCH, DEFERRED):
         raise PipelineError(f"unknown batch_norm {batch_norm!r}; there are '{WARN}', '{MICROBATCH}' and '{DEFERRED}'")
@@ -41,7 +41,10 @@ def check(batch_norm: str) -> None:
 def warn_of_microbatches(stages: Sequence[Stage], microbatches: int) -> None:
     """Issue a UserWarning, at the line that makes the pipeline, with the names of all batch norms."""
     found = [
-        stage.key(own).rstrip(".") for stage in stages for own, layer in _batch_norms(stage.module) if layer.training
+        stage.unsplit_name(own).rstrip(".")
+        for stage in stages
+        for own, layer in _batch_norms(stage.module)
+        if layer.training
     ]
     if found and microbatches > 1:
         warnings.warn(_WARNING.format(names=", ".join(found), count=microbatches), UserWarning, stacklevel=3)
@@ -59,14 +62,14 @@ class _Moments:
     mean: torch.Tensor | float = 0.0
     squares: torch.Tensor | float = 0.0
 
-    def add(self, samples: torch.Tensor) -> None:
+    def add_samples(self, samples: torch.Tensor) -> None:
         """Add samples, with channels along dimension 1."""
         dims = [dim for dim in range(samples.dim()) if dim != 1]
         count = samples.numel() // samples.shape[1]
         variance, mean = torch.var_mean(samples.detach().double(), dims, correction=0)  # double: sums lose no digits
-        self.join(count, mean, variance * count)
+        self.merge_moments(count, mean, variance * count)
 
-    def join(self, count: int, mean: torch.Tensor, squares: torch.Tensor) -> None:
+    def merge_moments(self, count: int, mean: torch.Tensor, squares: torch.Tensor) -> None:
         total = self.count + count
         apart = mean - self.mean  # joined by distance of the means: no cancellation
         self.mean = self.mean + apart * (count / total)
@@ -75,7 +78,7 @@ class _Moments:
 
 
 class Deferred:
-    """The batch norms of these modules that have running statistics, which move only by `step`."""
+    """The batch norms of these modules that have running statistics, which move only by `step_scope`."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._moments: dict[Any, _Moments] = {}
@@ -90,7 +93,7 @@ class Deferred:
         return bool(self._moments)
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def step_scope(self) -> Iterator[None]:
         """Around a step on this worker: at its end the statistics move, unless it fails."""
         self._moments = {layer: _Moments() for layer in self._moments}  # drops those of a step that failed
         yield
@@ -99,7 +102,7 @@ class Deferred:
                 _update_statistics(layer, moments)
 
     @contextlib.contextmanager
-    def counting(self, first: bool) -> Iterator[None]:
+    def forward_scope(self, first: bool) -> Iterator[None]:
         """Around a stage's forward; `first`: not a recomputed one, so it counts."""
         self._counting = first
         try:
@@ -108,26 +111,26 @@ class Deferred:
             self._counting = False
 
     # -- over replicas of a module
-    def told(self, module: nn.Module, replica: int, replicas: int) -> list[torch.Tensor]:
+    def moment_rows(self, module: nn.Module, replica: int, replicas: int) -> list[torch.Tensor]:
         """Return each layer's moments in this step, a row for each replica, of which only the own one is filled."""
         return [
             _make_moment_row(layer, self._moments[layer], replica, replicas) for layer in self._layers_of_module(module)
         ]
 
-    def take(self, module: nn.Module, told: Sequence[torch.Tensor]) -> None:
+    def replace_moments(self, module: nn.Module, summed_rows: Sequence[torch.Tensor]) -> None:
         """Replace the moments of a module's layers by those of all replicas. `told`: their rows, summed."""
-        for layer, rows in zip(self._layers_of_module(module), told, strict=True):
+        for layer, rows in zip(self._layers_of_module(module), summed_rows, strict=True):
             moments = self._moments[layer] = _Moments()
             for row in rows:
                 if row[0]:  # no samples: zeros
-                    moments.join(int(row[0]), *row[1:].chunk(2))
+                    moments.merge_moments(int(row[0]), *row[1:].chunk(2))
 
     def _layers_of_module(self, module: nn.Module) -> list[Any]:
         return [layer for layer in module.modules() if layer in self._moments]
 
     def _add_input(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
         if self._counting and layer.training:
-            self._moments[layer].add(args[0])
+            self._moments[layer].add_samples(args[0])
 
 
 def _update_statistics(layer: Any, moments: _Moments) -> None:

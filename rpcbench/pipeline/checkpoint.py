@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.errors import PipelineError, count_noun
 from rpcbench.base.files import make_file
 from rpcbench.base.rebuild import add_note
 from rpcbench.optim import LocalOptimizer, optimizer_files
@@ -63,28 +63,28 @@ class CheckpointFile(NamedTuple):
 
 
 # -- on a stage's worker
-def shapes(worker: StageWorker, stage: int) -> Shapes:
+def tensor_shapes(worker: StageWorker, stage: int) -> Shapes:
     """Return names and shapes of the tensors in a stage's state dict."""
     return {name: tuple(tensor.shape) for name, tensor in worker.modules[stage].state_dict().items()}
 
 
-def write(worker: StageWorker, stage: int, folder: str, name: str) -> Shard:
+def write_shard(worker: StageWorker, stage: int, folder: str, name: str) -> Shard:
     """Write a stage's state to a new file."""
     path, optimizer = Path(folder) / name, worker.optimizers.get(stage)
     with worker.step_lock, optimizer_files.name_faults(path), make_file(path) as file:
         torch.save(_collect_state(worker.modules[stage], optimizer), file)
     with path.open("rb") as written:  # read back: the digest is of the bytes on disk
         digest = hashlib.file_digest(written, "sha256").hexdigest()
-    return Shard(path.name, path.stat().st_size, digest, shapes(worker, stage), _count_groups(optimizer))
+    return Shard(path.name, path.stat().st_size, digest, tensor_shapes(worker, stage), _count_groups(optimizer))
 
 
-def check(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> None:
+def check_files(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> None:
     """Raise PipelineError if a file has changed since it was written, or does not fit. Nothing is loaded."""
     own = _count_groups(worker.optimizers.get(stage))
     for source in sources:
         if own and source.groups not in (0, own):  # 0: no optimizer then
             raise PipelineError(
-                f"{source.path} has {counted(source.groups, 'group')} of parameters, but optimizer= makes {own} here"
+                f"{source.path} has {count_noun(source.groups, 'group')} of parameters, but optimizer= makes {own} here"
             )
         path = Path(source.path)
         if not path.exists():
@@ -97,7 +97,7 @@ def check(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) ->
         _open_file(source, mmap=True)  # without reading the tensors into memory
 
 
-def read(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> None:
+def load_files(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> None:
     """Load a stage's part of the files into it."""
     if not sources:  # a stage without tensors
         return
@@ -116,7 +116,7 @@ def read(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile]) -> 
         torch.set_rng_state(kept[0]["random"])
 
 
-def take(worker: StageWorker, stage: int, tensors: dict[str, torch.Tensor]) -> None:
+def load_tensors(worker: StageWorker, stage: int, tensors: dict[str, torch.Tensor]) -> None:
     """Load these parameters and buffers into a stage."""
     with worker.step_lock:
         worker.modules[stage].load_state_dict(tensors)
@@ -126,7 +126,7 @@ def take(worker: StageWorker, stage: int, tensors: dict[str, torch.Tensor]) -> N
 def _open_file(source: CheckpointFile, mmap: bool = False) -> dict[str, Any]:
     """Return the content of a file. Raises PipelineError if that does not match its manifest."""
     try:
-        held = optimizer_files.load(Path(source.path), mmap)
+        held = optimizer_files.load_file(Path(source.path), mmap)
     except ValueError as error:
         raise PipelineError(str(error)) from None
     match held:
@@ -207,7 +207,7 @@ class Checkpoints:
         self._folder, self._every = folder, every
         self._newest: int | None = None  # optimizer step of the checkpoint in the folder, if written here
 
-    def applied(self, worker_group: WorkerGroup, number: int) -> None:
+    def step_applied(self, worker_group: WorkerGroup, number: int) -> None:
         """Write a checkpoint if one is due."""
         if self._folder is not None and number % self._every == 0:
             self._save_with_note(
@@ -215,37 +215,41 @@ class Checkpoints:
             )
             self._newest = number
 
-    def moved(self, worker_group: WorkerGroup) -> None:
+    def rates_changed(self, worker_group: WorkerGroup) -> None:
         """Write the checkpoint of this optimizer step again, if there is one: learning rates have changed."""
-        if self._folder is not None and self._newest is not None and self._newest == worker_group.commit_state.number:
+        if (
+            self._folder is not None
+            and self._newest is not None
+            and self._newest == worker_group.commit_state.common_step
+        ):
             self._save_with_note(
                 worker_group, self._folder, "the learning rates have moved; the checkpoint after it failed"
             )
 
     def _save_with_note(self, worker_group: WorkerGroup, folder: str | Path, failed: str) -> None:
         try:
-            self.save(worker_group, folder)
+            self.save_checkpoint(worker_group, folder)
         except Exception as error:
             add_note(error, failed)
             raise
 
     # -- saving
-    def save(self, worker_group: WorkerGroup, folder: str | Path) -> None:
+    def save_checkpoint(self, worker_group: WorkerGroup, folder: str | Path) -> None:
         """Write a checkpoint. Raises StageLostError, PipelineError if the stages hold different steps, or OSError."""
         target = Path(folder).absolute()
-        worker_group.steps.check()
-        number = worker_group.commit_state.number
+        worker_group.steps.check_ready()
+        number = worker_group.commit_state.common_step
         target.mkdir(parents=True, exist_ok=True)
         token = secrets.token_hex(4)  # new names: the old checkpoint stays until the end
         names = {stage: f"step{number}.stage{stage}.{token}.pt" for stage in range(worker_group.layout.stages)}
         try:
             files = {stage: (str(target), name) for stage, name in names.items()}
-            written: dict[int, Shard] = worker_group.on_stages(write, files)
+            written: dict[int, Shard] = worker_group.call_on_stages(write_shard, files)
             if unseen := [name for name in names.values() if not (target / name).exists()]:
                 raise PipelineError(
                     f"{target} has no {_shorten_list(unseen)} as seen from here: all workers must reach the folder"
                 )
-            optimizer_files.publish(target / MANIFEST, self._make_manifest(worker_group, written))
+            optimizer_files.publish_manifest(target / MANIFEST, self._make_manifest(worker_group, written))
         except BaseException:  # Ctrl-C, too, leaves no files
             _discard_files(target, token)
             raise
@@ -259,38 +263,38 @@ class Checkpoints:
                 "stage": stage.index,
                 "worker": stage.worker,
                 **written[stage.index]._asdict(),
-                "names": {stage.key(own): own for own in written[stage.index].shapes},
+                "names": {stage.unsplit_name(own): own for own in written[stage.index].shapes},
             }
             for stage in worker_group.row
         ]
         return {
             "format": _FORMAT,
-            "optimizer_step": worker_group.commit_state.number,
+            "optimizer_step": worker_group.commit_state.common_step,
             "optimizer": self._optimizer,
             "seeds": {"base": self._seeds.base, "drawn": self._seeds.drawn, "evaluated": self._seeds.evaluated},
             "stages": stages,
         }
 
     # -- loading
-    def resume(self, worker_group: WorkerGroup) -> int:
-        """As `load`, from the pipeline's own folder."""
+    def resume_latest(self, worker_group: WorkerGroup) -> int:
+        """As `load_checkpoint`, from the pipeline's own folder."""
         if self._folder is None:
             raise PipelineError(
                 "checkpoint_every is 0, so this pipeline has no checkpoint to resume from: make it with "
                 "checkpoint=folder and checkpoint_every=n, or give pipe.load(folder) what pipe.save(folder) has written"
             )
-        return self.load(worker_group, self._folder)
+        return self.load_checkpoint(worker_group, self._folder)
 
-    def load(self, worker_group: WorkerGroup, folder: str | Path) -> int:
+    def load_checkpoint(self, worker_group: WorkerGroup, folder: str | Path) -> int:
         """Load a checkpoint into all stages. Returns the optimizer step that it was written after."""
         source = Path(folder).absolute()
         manifest = _read_manifest(source, self._optimizer)
         names = _names_by_stage(worker_group, _shapes_in(manifest), f"the checkpoint in {source}")
         sources = {stage: (own,) for stage, own in _sources_by_stage(source, manifest, names).items()}
-        worker_group.on_stages(check, sources)
+        worker_group.call_on_stages(check_files, sources)
         self._newest = None
-        with worker_group.commit_state.replaced(manifest["optimizer_step"]):  # all files fit: now the stages change
-            worker_group.on_stages(read, sources)
+        with worker_group.commit_state.loading_step(manifest["optimizer_step"]):  # all files fit: now the stages change
+            worker_group.call_on_stages(load_files, sources)
         self._seeds.base, self._seeds.drawn = manifest["seeds"]["base"], manifest["seeds"]["drawn"]
         self._seeds.evaluated = manifest["seeds"].get("evaluated", 0)  # early manifests have none
         number: int = manifest["optimizer_step"]
@@ -301,15 +305,15 @@ def load_state(worker_group: WorkerGroup, state: Mapping[str, torch.Tensor], wha
     """Load these parameters and buffers into the stages; optimizers, and the count of their steps, stay."""
     names = _names_by_stage(worker_group, {name: tuple(tensor.shape) for name, tensor in state.items()}, what)
     parts = {stage: ({own: state[name] for own, name in owns.items()},) for stage, owns in names.items()}
-    with worker_group.commit_state.replaced(worker_group.commit_state.least):
-        worker_group.on_stages(take, parts)
+    with worker_group.commit_state.loading_step(worker_group.commit_state.least_step):
+        worker_group.call_on_stages(load_tensors, parts)
 
 
 def _names_by_stage(worker_group: WorkerGroup, given: Shapes, what: str) -> dict[int, dict[str, str]]:
     """Return stage → own name → un-split name, which a tensor that parts of a stage share has several times. Raises
     PipelineError if `given` has other names or shapes."""
-    found: dict[int, Shapes] = worker_group.on_stages(shapes, dict.fromkeys(worker_group.modules, ()))
-    names = {stage.index: {own: stage.key(own) for own in found[stage.index]} for stage in worker_group.stages}
+    found: dict[int, Shapes] = worker_group.call_on_stages(tensor_shapes, dict.fromkeys(worker_group.modules, ()))
+    names = {stage.index: {own: stage.unsplit_name(own) for own in found[stage.index]} for stage in worker_group.stages}
     _check_shapes(given, {name: found[stage][own] for stage, owns in names.items() for own, name in owns.items()}, what)
     return names
 
@@ -318,10 +322,10 @@ def _check_shapes(given: Shapes, wanted: Shapes, what: str) -> None:
     missing = [name for name in wanted if name not in given]
     besides = [name for name in given if name not in wanted]
     other = [f"{name} {given[name]}, not {shape}" for name, shape in wanted.items() if given.get(name, shape) != shape]
-    told = [f"{words} {_shorten_list(names)}" for words, names in
+    differences = [f"{words} {_shorten_list(names)}" for words, names in
             (("it lacks", missing), ("it has besides", besides), ("of another shape are", other)) if names]  # fmt: skip
-    if told:
-        raise PipelineError(f"{what} does not fit this model, and nothing was loaded: {'; '.join(told)}")
+    if differences:
+        raise PipelineError(f"{what} does not fit this model, and nothing was loaded: {'; '.join(differences)}")
 
 
 def _sources_by_stage(
@@ -350,7 +354,7 @@ def _read_manifest(folder: Path, optimizer: str) -> dict[str, Any]:
     path = folder / MANIFEST
     missing = f"{folder} has no whole checkpoint: there is no {MANIFEST}"
     try:
-        manifest = optimizer_files.manifest(path, _check_manifest, missing)
+        manifest = optimizer_files.read_manifest(path, _check_manifest, missing)
     except ValueError as error:
         raise PipelineError(str(error)) from None
     if manifest.get("format") != _FORMAT:

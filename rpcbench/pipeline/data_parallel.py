@@ -65,34 +65,34 @@ class RendezvousStore(c10d.Store):
         """Return at once: `set` has waited for all."""
 
 
-def make(store: RendezvousStore, rank: int, size: int, host: str, done: Callable[[Made], None]) -> None:
+def start_group(store: RendezvousStore, rank: int, size: int, host: str, done: Callable[[Made], None]) -> None:
     """Make a new group when all its members have come; it listens at `host`. `done` gets the group or the error. A new
     thread does it: if a member leaves after the others have its address, they block inside gloo, which tries five times
     for `SECONDS` each."""
 
-    def made() -> None:
+    def create_group() -> None:
         try:
             options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stub lacks it
             options._timeout = datetime.timedelta(seconds=SECONDS)
             options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
-            told: Made = (c10d.ProcessGroupGloo(store, rank, size, options), None)
+            outcome: Made = (c10d.ProcessGroupGloo(store, rank, size, options), None)
         except Exception as error:  # noqa: BLE001  (raised by the thread that waits)
-            told = None, error
-        done(told)
+            outcome = None, error
+        done(outcome)
 
-    threading.Thread(target=made, name="rpcbench gloo", daemon=True).start()
+    threading.Thread(target=create_group, name="rpcbench gloo", daemon=True).start()
 
 
-def host_for(agent: Agent, others: Sequence[int]) -> str:
+def listen_host_for(agent: Agent, others: Sequence[int]) -> str:
     """Return the address that this worker listens at for these others: loopback, unless one is on another host."""
 
-    def near(node: Node) -> bool:
+    def is_same_host(node: Node) -> bool:
         members = node.members
         return all(members.members[other].host == members.me.host for other in others if other in members.members)
 
-    if agent.machine.ask(near):
+    if agent.machine.read_node(is_same_host):
         return LOOPBACK
-    remote: str = agent.machine.ask(lambda node: node.members.me.remote)  # as other hosts reach this agent
+    remote: str = agent.machine.read_node(lambda node: node.members.me.remote)  # as other hosts reach this agent
     return listeners.split_address(remote.partition("://")[2])[0]
 
 
@@ -117,7 +117,7 @@ class Bucket:
         self.views = {param: _view_as_param(param, part) for param, part in zip(params, parts, strict=True)}
         self._places = {param: place for place, param in enumerate(params)}  # parameter → its count
 
-    def add(self, param: torch.Tensor, gradient: torch.Tensor) -> None:
+    def add_gradient(self, param: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add one gradient. Raises PipelineError for a sparse one."""
         if gradient.layout is not torch.strided:
             raise PipelineError(
@@ -127,13 +127,13 @@ class Bucket:
         self.views[param].add_(gradient)
         self._counts[self._places[param]] = 1  # of this replica, however many micro-batches
 
-    def leaves(self) -> Leaves:
+    def summed_leaves(self) -> Leaves:
         """Return the gradients that some replica has, each in memory of its own."""
         there = self._counts.tolist()
         return [(param, self.views[param].clone()) for param, count in zip(self._params, there, strict=True) if count]
 
 
-def buckets(params: Iterable[torch.Tensor]) -> list[Bucket]:
+def make_buckets(params: Iterable[torch.Tensor]) -> list[Bucket]:
     """Return buckets for these parameters, in their order."""
     kinds: dict[tuple[torch.dtype, torch.device], list[list[torch.Tensor]]] = {}  # an inner list: one bucket
     for param in params:
@@ -160,19 +160,19 @@ _NO_GROUP = -1  # no step: there is no group
 class ReplicaGroup:
     """The workers with this worker's stages of the pipeline `key`, one for each replica, and their process group."""
 
-    def __init__(self, agent: Agent, key: str, homes: StagePlacement, slots: Slots, send: Send) -> None:
+    def __init__(self, agent: Agent, key: str, placement: StagePlacement, slots: Slots, send: Send) -> None:
         self._agent, self._key, self._slots, self._send = agent, key, slots, send
-        self.ids, self.rank = homes.column, homes.replica  # replica → id of its worker; its own place
+        self.ids, self.rank = placement.replica_workers, placement.replica  # replica → id of its worker; its own place
         self.peers = [rank for rank in range(len(self.ids)) if rank != self.rank]
         self._collective_events, self._names = (
             agent.part(CollectiveEvents),
-            tuple(agent.member_table.name(id_) for id_ in self.ids),
+            tuple(agent.member_table.member_name(id_) for id_ in self.ids),
         )
         self._count = 0  # operations for one stage in a step: the same on all replicas
         self.since = _NO_GROUP  # the step in which the group was made, the same on all replicas
         self._group: Any = None
 
-    def ready(self, step: int, stage: int) -> int:
+    def wait_for_replicas(self, step: int, stage: int) -> int:
         """Wait for all replicas. Returns the step in which their group was made, or _NOBODY: they have none."""
         self._count = 0
         with self._begin_operation(step, stage, "barrier"):
@@ -183,10 +183,10 @@ class ReplicaGroup:
         """Send a message to all others, and return theirs."""
         for rank in self.peers:
             self._send(slot._replace(microbatch=rank, source=self.rank), message)
-        return [self._slots.take(slot._replace(microbatch=self.rank, source=rank)) for rank in self.peers]
+        return [self._slots.take_values(slot._replace(microbatch=self.rank, source=rank)) for rank in self.peers]
 
     def make_group(self, step: int, agreed: int) -> None:
-        """Make a group, unless all have the same. `agreed`: the result of `ready`."""
+        """Make a group, unless all have the same. `agreed`: the result of `wait_for_replicas`."""
         if agreed != _NO_GROUP:
             return
         self.drop_group()  # some may have none, or a broken one
@@ -194,9 +194,9 @@ class ReplicaGroup:
         meeting = RendezvousStore(
             lambda key, value: self._exchange_messages(Slot(step, GROUP, next(rounds), 0, 0), (key, value))
         )
-        host, slot = host_for(self._agent, self.ids), Slot(step, DONE, _NO_GROUP, 0, self.rank)
-        make(meeting, self.rank, len(self.ids), host, lambda made: self._slots.put(slot, lambda: made))
-        self._group, error = self._slots.take(slot)  # the end of the step ends this wait, too
+        host, slot = listen_host_for(self._agent, self.ids), Slot(step, DONE, _NO_GROUP, 0, self.rank)
+        start_group(meeting, self.rank, len(self.ids), host, lambda made: self._slots.put(slot, lambda: made))
+        self._group, error = self._slots.take_values(slot)  # the end of the step ends this wait, too
         if error is not None:
             raise error
         self.since = step
@@ -208,11 +208,11 @@ class ReplicaGroup:
             groups, self._group = [self._group], None  # the last reference: to drop it blocks
             free_groups(groups)
 
-    def add_up(self, step: int, stage: int, flats: Sequence[torch.Tensor]) -> None:
+    def all_reduce(self, step: int, stage: int, flats: Sequence[torch.Tensor]) -> None:
         """Replace each tensor by its sum over all replicas."""
         self._run_collective(step, stage, "all_reduce(SUM)", flats, lambda flat: self._group.allreduce([flat]))
 
-    def copy_first(self, step: int, stage: int, flat: torch.Tensor) -> None:
+    def broadcast_first(self, step: int, stage: int, flat: torch.Tensor) -> None:
         """Replace the tensor by the first replica's."""
         self._run_collective(step, stage, "broadcast(src=0)", [flat], lambda flat: self._group.broadcast(flat, 0))
 
@@ -226,12 +226,12 @@ class ReplicaGroup:
             for slot, one, work in zip(slots, entered, [begin(flat) for flat in flats], strict=True):
                 work.get_future().add_done_callback(partial(self._operation_done, slot, one))
             for slot in slots:
-                (error,) = self._slots.take(slot)
+                (error,) = self._slots.take_values(slot)
                 if error is not None:
                     raise error
         except BaseException:  # Ctrl-C, too: a row in the table of collectives must end
             for one in entered:
-                one.leave(failed=True)
+                one.record_end(failed=True)
             raise
 
     def _operation_done(self, slot: Slot, entered: CollectivePart, future: Any) -> None:
@@ -241,7 +241,7 @@ class ReplicaGroup:
             future.value()
         except RuntimeError as failed:
             error = ConnectionLostError(f"gradients could not be added up over the replicas: {failed}")
-        entered.leave(failed=error is not None)
+        entered.record_end(failed=error is not None)
         self._slots.put(slot, lambda: (error,))
 
     def _begin_operation(self, step: int, stage: int, op: str, flat: torch.Tensor | None = None) -> CollectivePart:
@@ -249,64 +249,68 @@ class ReplicaGroup:
         self._count += 1
         scope, group = f"{self._key}.{step}.{stage}", f"replicas of stage {stage}"
         shape, size = ("", 0) if flat is None else (layout_of(flat), flat.nbytes)
-        return self._collective_events.enter(CollectivePart(scope, self._count, group, op, self._names, shape, size))
+        return self._collective_events.record_entry(
+            CollectivePart(scope, self._count, group, op, self._names, shape, size)
+        )
 
 
 class GradientAllReduce:
     """The all-reduces of one step on one worker. `column`: its replica group; None: there is one replica."""
 
-    def __init__(self, step: int, column: ReplicaGroup | None, norms: Deferred) -> None:
-        self._step, self._column, self._norms = step, column, norms
+    def __init__(self, step: int, replica_group: ReplicaGroup | None, norms: Deferred) -> None:
+        self._step, self._replica_group, self._norms = step, replica_group, norms
         self._kept: dict[int, list[Bucket]] = {}
 
-    def add(self, stage: int, params: Sequence[torch.Tensor], gradients: Gradients) -> bool:
+    def add_to_buckets(self, stage: int, params: Sequence[torch.Tensor], gradients: Gradients) -> bool:
         """Add gradients of a stage's `params` to its buckets. Returns False if there is nothing to do."""
-        if self._column is None:
+        if self._replica_group is None:
             return False
         kept = self._buckets_of_stage(stage, params)
         for param, gradient in zip(params, gradients, strict=True):
             if gradient is not None:
-                next(bucket for bucket in kept if param in bucket.views).add(param, gradient)
+                next(bucket for bucket in kept if param in bucket.views).add_gradient(param, gradient)
         return True
 
     def _buckets_of_stage(self, stage: int, params: Iterable[torch.Tensor]) -> list[Bucket]:
         if stage not in self._kept:
-            self._kept[stage] = buckets(params)
+            self._kept[stage] = make_buckets(params)
         return self._kept[stage]
 
-    def ready(self, stage: int) -> int:
-        """Wait until all replicas have all gradients of the stage. The result is an argument of `total`."""
-        assert self._column is not None
-        return self._column.ready(self._step, stage)
+    def wait_for_replicas(self, stage: int) -> int:
+        """Wait until all replicas have all gradients of the stage. The result is an argument of `all_reduce_stage`."""
+        assert self._replica_group is not None
+        return self._replica_group.wait_for_replicas(self._step, stage)
 
-    def total(
+    def all_reduce_stage(
         self, stage: int, module: nn.Module, params: Sequence[torch.Tensor], agreed: int
     ) -> tuple[Gradients, int]:
         """Return the stage's gradients of the whole batch, and the number of bytes that were summed."""
-        column = self._column
-        assert column is not None
+        replica_group = self._replica_group
+        assert replica_group is not None
         kept = self._buckets_of_stage(stage, params)
         try:
-            column.make_group(self._step, agreed)
-            column.add_up(self._step, stage, [bucket.flat for bucket in kept])
-            told = self._norms.told(module, column.rank, len(column.ids))  # batch norm statistics
-            column.add_up(self._step, stage, told)
-            self._norms.take(module, told)
-            self._share_buffers(column, stage, module)
+            replica_group.make_group(self._step, agreed)
+            replica_group.all_reduce(self._step, stage, [bucket.flat for bucket in kept])
+            moments = self._norms.moment_rows(
+                module, replica_group.rank, len(replica_group.ids)
+            )  # batch norm statistics
+            replica_group.all_reduce(self._step, stage, moments)
+            self._norms.replace_moments(module, moments)
+            self._share_buffers(replica_group, stage, module)
         except BaseException:
-            column.drop_group()  # the other replicas may be elsewhere: the next step makes a new group
+            replica_group.drop_group()  # the other replicas may be elsewhere: the next step makes a new group
             raise
         del self._kept[stage]
-        found = dict(leaf for bucket in kept for leaf in bucket.leaves())
+        found = dict(leaf for bucket in kept for leaf in bucket.summed_leaves())
         return [found.get(param) for param in params], sum(bucket.flat.nbytes for bucket in kept)
 
-    def _share_buffers(self, column: ReplicaGroup, stage: int, module: nn.Module) -> None:
+    def _share_buffers(self, replica_group: ReplicaGroup, stage: int, module: nn.Module) -> None:
         """Copy the buffers of the first replica to all, as DistributedDataParallel does."""
         buffers = [buffer for buffer in module.buffers() if buffer.numel()]
         if buffers:
             # as bytes: one broadcast for all dtypes
             flat = torch.cat([b.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for b in buffers])
-            column.copy_first(self._step, stage, flat)
+            replica_group.broadcast_first(self._step, stage, flat)
             for buffer, part in zip(buffers, torch.split(flat, [buffer.nbytes for buffer in buffers]), strict=True):
                 buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
@@ -318,7 +322,7 @@ _UNENCRYPTED_WARNING = (
 )
 
 
-def replicated(row: Sequence[Stage], workers: Sequence[str], replicas: int) -> list[Stage]:
+def replicate_stages(row: Sequence[Stage], workers: Sequence[str], replicas: int) -> list[Stage]:
     """Return the stages of all replicas, by their numbers. `row`: those of the first; `workers`: all of them."""
     wide = len(workers) // replicas
     own = {worker: place for place, worker in enumerate(workers[:wide])}
@@ -331,10 +335,12 @@ def replicated(row: Sequence[Stage], workers: Sequence[str], replicas: int) -> l
 
 def warn_of_hosts(agent: Agent, stages: Sequence[Stage], layout: WorkerMesh) -> None:
     """Issue a UserWarning, at the line that makes the pipeline, if replicas of a stage are on several hosts."""
-    members = {member.name: member for member in agent.machine.ask(lambda node: list(node.members.members.values()))}
+    members = {
+        member.name: member for member in agent.machine.read_node(lambda node: list(node.members.members.values()))
+    }
     workers = {stage.index: stage.worker for stage in stages}
     for stage in range(layout.stages):
-        column = layout.column(stage, workers)
-        if len({members[worker].host for worker in column if worker in members}) > 1:
-            warnings.warn(_UNENCRYPTED_WARNING.format(workers=" and ".join(column)), UserWarning, stacklevel=3)
+        replica_workers = layout.replica_entries(stage, workers)
+        if len({members[worker].host for worker in replica_workers if worker in members}) > 1:
+            warnings.warn(_UNENCRYPTED_WARNING.format(workers=" and ".join(replica_workers)), UserWarning, stacklevel=3)
             return

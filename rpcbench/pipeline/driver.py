@@ -30,17 +30,17 @@ from rpcbench.base.futures import Future, collect_all, settle_all, wait_all
 from rpcbench.base.rebuild import add_note
 from rpcbench.pipeline import execution
 from rpcbench.pipeline.failures import RECOVERY_ADVICE, CommitState, LostStages, ProcessWatch
-from rpcbench.pipeline.gradient_sums import ties
-from rpcbench.pipeline.lazy import built
+from rpcbench.pipeline.gradient_sums import find_ties
+from rpcbench.pipeline.lazy import build_stage
 from rpcbench.pipeline.mailboxes import ENDS, error_text
 from rpcbench.pipeline.placement import WorkerMesh
 from rpcbench.pipeline.split import Groups, Stage, whole_name
 from rpcbench.pipeline.stage import PrecisionConfig, StageWorker
-from rpcbench.pipeline.stage_graph import inputs_of
+from rpcbench.pipeline.stage_graph import inputs_of_stages
 from rpcbench.pipeline.tasks import Apply, LossFn, StepReport, Task
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.locked_node import uninterrupted
-from rpcbench.runtime.requests import label_of
+from rpcbench.runtime.requests import function_label
 
 Ask = Callable[..., Future[Any]]
 """Calls a function of `execution` on a worker, by its id: the arguments are those after the key."""
@@ -63,27 +63,27 @@ class _OpenStep:
 
 
 class StepDriver:
-    """Runs steps on the workers. `homes`: stage → id of its worker; `ids`: of all workers, the coordinator first;
+    """Runs steps on the workers. `placement`: stage → id of its worker; `ids`: of all workers, the coordinator first;
     `commit_state`: which optimizer step each stage holds. `on_applied` is called after each, with its number."""
 
     def __init__(
         self,
-        ask: Ask,
+        call_worker: Ask,
         end: End,
         ids: Sequence[int],
-        homes: Mapping[int, int],
+        placement: Mapping[int, int],
         losses: LostStages,
         commit_state: CommitState,
     ) -> None:
-        self._ask, self._notify_end, self._ids, self._homes = ask, end, ids, homes
+        self._call_worker, self._notify_end, self._ids, self._placement = call_worker, end, ids, placement
         self._losses, self.commit_state = losses, commit_state
         self.on_applied: Callable[[int], object] = lambda number: None
         self._open: _OpenStep | None = None  # until its outcome is known
 
     # -- a step
-    def run(self, tasks: Mapping[int, Task]) -> list[StepReport]:
+    def run_step(self, tasks: Mapping[int, Task]) -> list[StepReport]:
         """Run one step: worker id → its task. Raises the error of a worker's operation as it was, or StageLostError."""
-        self.check()
+        self.check_ready()
         self._losses.tasks = tasks
         running: _Running = {}
         try:
@@ -94,9 +94,10 @@ class StepDriver:
             self._not_run(error)
             raise
 
-    def step(self, tasks: Mapping[int, Task], done: Done) -> None:
-        """As `run`, then step all optimizers. `done` is called before a Ctrl-C. Raises as `run` and `apply`."""
-        self.check()
+    def run_and_commit(self, tasks: Mapping[int, Task], done: Done) -> None:
+        """As `run_step`, then step all optimizers. `done` is called before a Ctrl-C. Raises as `run_step` and
+        `apply_gradients`."""
+        self.check_ready()
         self._losses.tasks = tasks
         opened = self._begin_commit(None)  # the workers decide
         try:
@@ -109,20 +110,20 @@ class StepDriver:
                     self._handle_error(error, opened, done)
             raise
 
-    def apply(
+    def apply_gradients(
         self, context: int, keeps: bool = False, last: bool = False, done: Callable[[list[int]], object] | None = None
     ) -> None:
-        """Step every stage's optimizer, with the gradients of the latest `run` in this context. `keeps`: the workers
-        keep these in place of those kept before. `last`: they need the context no more. `done` gets the ids of workers
-        that have released it. Raises a worker's error as it was, or StageLostError; both have the step of each stage,
-        and the error of a checkpoint after `done`."""
-        self.check()
+        """Step every stage's optimizer, with the gradients of the latest `run_step` in this context. `keeps`: the
+        workers keep these in place of those kept before. `last`: they need the context no more. `done` gets the ids of
+        workers that have released it. Raises a worker's error as it was, or StageLostError; both have the step of each
+        stage, and the error of a checkpoint after `done`."""
+        self.check_ready()
         opened = self._begin_commit(self._ids)
         try:
             with uninterrupted:  # a Ctrl-C comes after the requests are recorded
                 for id_ in self._ids:
                     what = Apply(self._losses.tasks[id_].step, context, keeps, last)
-                    opened.running[id_] = self._ask(id_, execution.apply, *what)
+                    opened.running[id_] = self._call_worker(id_, execution.step_optimizers, *what)
             free = wait_all(opened.running.values())
         except BaseException as error:
             self._await_outcomes(_GRACE_SECONDS)
@@ -131,31 +132,31 @@ class StepDriver:
         over = [id_ for id_, released in zip(opened.running, free, strict=True) if released]
         self._step_applied(opened, lambda: done(over) if done is not None else None)
 
-    def after_applying(self, job: Callable[[], object]) -> None:
+    def run_after_applying(self, job: Callable[[], object]) -> None:
         """Run a job once no worker applies any more: now, or when the last worker has answered after a Ctrl-C."""
         left = [] if self._open is None else [future for future in self._open.running.values() if not future.done()]
         if not left:
             job()
         else:
-            collect_all(left).add_done_callback(lambda _: self.after_applying(job))
+            collect_all(left).add_done_callback(lambda _: self.run_after_applying(job))
 
     # -- whether there can be one
-    def check(self) -> None:
+    def check_ready(self) -> None:
         """Raise StageLostError if a stage is lost, PipelineError if the stages hold different optimizer steps."""
-        self.check_there(changed=False)
-        if self.commit_state.number is None:
+        self.check_stages_alive(changed=False)
+        if self.commit_state.common_step is None:
             raise PipelineError(self._difference_text())
 
-    def check_there(self, *, changed: bool) -> None:
+    def check_stages_alive(self, *, changed: bool) -> None:
         """Raise StageLostError if a stage is lost."""
-        self._losses.repeat()
+        self._losses.raise_known_loss()
         if self._open is not None and self._open.going is None:  # a Ctrl-C left it undecided
             self._abort_or_record(self._open, PipelineError("its driver no longer waits for it"), None)
         self._await_outcomes(None)
-        self._losses.look(changed=changed)
+        self._losses.check_for_losses(changed=changed)
 
     def _difference_text(self) -> str:
-        return f"{self.commit_state.words(self._homes)}. Before the pipeline can go on, {RECOVERY_ADVICE}"
+        return f"{self.commit_state.describe_stages(self._placement)}. Before the pipeline can go on, {RECOVERY_ADVICE}"
 
     # -- inside
     @property
@@ -164,16 +165,16 @@ class StepDriver:
 
     def _begin_commit(self, going: Collection[int] | None) -> _OpenStep:
         # first: a Ctrl-C may come before the next line
-        opened = self._open = _OpenStep(self.commit_state.least + 1, going=going)
-        self.commit_state.begin()
+        opened = self._open = _OpenStep(self.commit_state.least_step + 1, going=going)
+        self.commit_state.mark_stepping()
         return opened
 
     def _gather_reports(self, running: _Running) -> list[StepReport]:
         """Start the tasks of all workers, and wait for their reports."""
         for id_, task in self._losses.tasks.items():
             with uninterrupted:  # each request that was sent is in `running`
-                running[id_] = self._ask(id_, execution.run, *task.packed)
-        return [StepReport.unpacked(told) for told in wait_all(running.values())]
+                running[id_] = self._call_worker(id_, execution.run_step, *task.call_arguments)
+        return [StepReport.from_result(fields) for fields in wait_all(running.values())]
 
     def _notify_abort(self, id_: int, error: BaseException) -> None:
         self._notify_end(id_, self._current_step, error_text(error))
@@ -185,7 +186,7 @@ class StepDriver:
     def _step_applied(self, opened: _OpenStep, done: Callable[[], object]) -> None:
         """Record that all stages have done the step, before a checkpoint of it, which may fail."""
         self._open = None
-        self.commit_state.reached(opened.number)
+        self.commit_state.record_step(opened.number)
         done()
         self.on_applied(opened.number)
 
@@ -196,9 +197,9 @@ class StepDriver:
             return
         applying = {id_: future for id_, future in opened.running.items() if id_ in opened.going}
         answered = _await_answers(applying, seconds)
-        for stage, id_ in self._homes.items():
+        for stage, id_ in self._placement.items():
             if id_ not in applying or _has_succeeded(applying[id_]):
-                self.commit_state.reached(opened.number - (id_ not in applying), [stage])
+                self.commit_state.record_step(opened.number - (id_ not in applying), [stage])
         if answered:
             self._open = None
 
@@ -209,7 +210,8 @@ class StepDriver:
         if opened.going is None:
             self._losses.raise_if_lost(error, f"in step {self._current_step}", changed=True)
             add_note(
-                error, f"A worker has not reported whether the step is done: {self.commit_state.words(self._homes)}."
+                error,
+                f"A worker has not reported whether the step is done: {self.commit_state.describe_stages(self._placement)}.",
             )
             return
         interrupted = not isinstance(error, Exception)  # Ctrl-C: the workers are alive, so wait for all
@@ -219,7 +221,7 @@ class StepDriver:
         elif not interrupted:
             self._not_applied(error, opened.number)
         elif all(map(_has_succeeded, opened.running.values())):
-            reports = [StepReport.unpacked(future.value()) for future in opened.running.values()]
+            reports = [StepReport.from_result(future.value()) for future in opened.running.values()]
             self._step_applied(opened, self._bind_reports(done, reports))
         else:
             try:
@@ -232,47 +234,49 @@ class StepDriver:
         """Abort the step, unless it is committed, and record in `going` which workers do it, if that can be found out.
         While the first worker lives, only it has the answer. If it is lost, each of the others reports for itself."""
         first, *others = self._ids
-        asked = self._asked_to_stop([first], error)
-        _await_answers(asked, seconds)
-        stopped = _answer_or_none(asked.get(first))
+        requests = self._request_aborts([first], error)
+        _await_answers(requests, seconds)
+        stopped = _answer_or_none(requests.get(first))
         if stopped is not None:
             for id_ in others if stopped else ():  # wakes those that wait for it
                 self._notify_abort(id_, error)
             opened.going = [] if stopped else self._ids  # last: a Ctrl-C before it repeats all this
-        elif self._is_gone(first, asked):
-            rest = self._asked_to_stop(others, error)
+        elif self._is_gone(first, requests):
+            rest = self._request_aborts(others, error)
             _await_answers(rest, seconds)
             going = [id_ for id_ in others if not _answer_or_none(rest.get(id_))]
             # it may have committed without notifying any
-            alone = self._losses.watch.has_ended(first, self._current_step)
+            alone = self._losses.watch.may_have_ended(first, self._current_step)
             opened.going = [first, *going] if going or alone else []
-        elif first in asked:  # alive, but slow: its answer comes later
-            asked[first].add_done_callback(partial(self._late_answer_received, self._current_step, error))
+        elif first in requests:  # alive, but slow: its answer comes later
+            requests[first].add_done_callback(partial(self._late_answer_received, self._current_step, error))
 
-    def _asked_to_stop(self, ids: Sequence[int], error: BaseException) -> _Running:
+    def _request_aborts(self, ids: Sequence[int], error: BaseException) -> _Running:
         """Ask the workers that are left to abort the step: id → future, True if it is aborted there."""
-        asked: _Running = {}
+        requests: _Running = {}
         for id_ in ids:
             with contextlib.suppress(WorkerLostError):
                 self._notify_abort(id_, error)  # a notice, as calls may fill its thread pool
-                asked[id_] = self._ask(id_, execution.stop, self._current_step, error_text(error))
-        return asked
+                requests[id_] = self._call_worker(id_, execution.abort_step, self._current_step, error_text(error))
+        return requests
 
-    def _is_gone(self, id_: int, asked: _Running) -> bool:
+    def _is_gone(self, id_: int, requests: _Running) -> bool:
         """Return whether a worker that has not answered is lost."""
         watch = self._losses.watch
-        found = asked[id_].outcome() if id_ in asked else None
-        return id_ in (watch.await_gone(found[1]) if found else watch.gone())  # a call fails before the report comes
+        found = requests[id_].known_outcome() if id_ in requests else None
+        return id_ in (
+            watch.wait_for_lost_workers(found[1]) if found else watch.lost_workers()
+        )  # a call fails before the report comes
 
     def _late_answer_received(self, step: int, error: BaseException, stopped: Future[bool]) -> None:
         """Handle the coordinator's late answer. Another step may run by now, so only this step's number is used."""
         first, *others = self._ids
         for id_ in others if _answer_or_none(stopped) else ():
             self._notify_end(id_, step, error_text(error))
-        found = stopped.outcome()
+        found = stopped.known_outcome()
         if found is not None and isinstance(found[1], ConnectionLostError):  # no answer, but it lives: ask again
             with contextlib.suppress(WorkerLostError):
-                again = self._ask(first, execution.stop, step, error_text(error))
+                again = self._call_worker(first, execution.abort_step, step, error_text(error))
                 again.add_done_callback(partial(self._late_answer_received, step, error))
 
     def _not_run(self, error: BaseException) -> None:
@@ -283,7 +287,10 @@ class StepDriver:
         """Handle an error while optimizers stepped. Raises StageLostError if its cause is the loss of a worker."""
         self._losses.raise_if_lost(error, f"while optimizer step {number} was applied", changed=True)
         add_note(
-            error, self._difference_text() if self.commit_state.number is None else self.commit_state.words(self._homes)
+            error,
+            self._difference_text()
+            if self.commit_state.common_step is None
+            else self.commit_state.describe_stages(self._placement),
         )
 
 
@@ -301,7 +308,7 @@ def _answer_or_none(future: Future[bool] | None) -> bool | None:
 
 
 def _has_succeeded(future: Future[Any]) -> bool:
-    found = future.outcome()
+    found = future.known_outcome()
     return found is not None and found[1] is None
 
 
@@ -314,7 +321,7 @@ T = TypeVar("T")
 
 
 class WorkerGroup:
-    """The workers of one pipeline. `homes`: stage → id of its worker; `modules` and `optimizers`: stage → RRef;
+    """The workers of one pipeline. `placement`: stage → id of its worker; `modules` and `optimizers`: stage → RRef;
     `workers`: id → RRef of its `StageWorker`; `commit_state`: which optimizer step each stage holds, kept by `steps`.
     Stages have their numbers in the `layout`: `row` has those of the first replica, and all replicas are equal."""
 
@@ -331,40 +338,42 @@ class WorkerGroup:
         self.stages = stages
         self.layout = WorkerMesh(len(stages) // replicas, replicas)
         self.row = stages[: self.layout.stages]
-        self.homes = {stage.index: agent.member(stage.worker).id for stage in stages}
-        self.commit_state = CommitState(self.homes, self.layout)
+        self.placement = {stage.index: agent.member(stage.worker).id for stage in stages}
+        self.commit_state = CommitState(self.placement, self.layout)
         self._key = f"pipeline {agent.id}.{agent.incarnation}.{next(_NUMBERS)}"
         self.modules = {
-            stage.index: self._create_on_stage(stage.index, built, stage.module, stage.tied) for stage in stages
+            stage.index: self._create_on_stage(stage.index, build_stage, stage.module, stage.tied) for stage in stages
         }
         self.workers: dict[int, Any] = {}
         self._inputs_by_worker: dict[int, list[int]] = {}  # id → numbers of the model inputs that its stages take
-        self.ties = ties(self.row)  # within a replica; the all-reduce keeps replicas equal
-        ids = list(dict.fromkeys(self.homes.values()))
+        self.ties = find_ties(self.row)  # within a replica; the all-reduce keeps replicas equal
+        ids = list(dict.fromkeys(self.placement.values()))
         watch = ProcessWatch(agent, ids)
         processes = watch.processes | {agent.id: agent.incarnation}
-        self._losses = LostStages(watch, self.homes, self.commit_state)
-        self.steps = StepDriver(self._call_worker, self._notify_abort, ids, self.homes, self._losses, self.commit_state)
-        with watch.opening() as records:  # the files are removed once both processes have mapped them
+        self._losses = LostStages(watch, self.placement, self.commit_state)
+        self.steps = StepDriver(
+            self._call_worker, self._notify_abort, ids, self.placement, self._losses, self.commit_state
+        )
+        with watch.open_records() as records:  # the files are removed once both processes have mapped them
             for id_ in ids:
                 modules = self._values_of_worker(id_, self.modules)
                 ports = {stage: self.row[stage].ports for stage in modules}
-                homes, record = self.layout.homes(id_, self.homes), records.get(id_, "")
-                made = (self._key, modules, homes, loss_fn, ports, self.ties, record, numerics, ids, processes)
+                placement, record = self.layout.placement_for(id_, self.placement), records.get(id_, "")
+                made = (self._key, modules, placement, loss_fn, ports, self.ties, record, numerics, ids, processes)
                 self.workers[id_] = agent.create(id_, StageWorker, made, timeout=0, label=_SETUP)
-                self._inputs_by_worker[id_] = inputs_of(ports.values())
+                self._inputs_by_worker[id_] = inputs_of_stages(ports.values())
             self._await_made(self.workers.values())
         self.optimizers: dict[int, Any] = {}
         if optimizer is not None:  # after the modules, whose errors are to be raised first
             make, names = execution.make_optimizer, self._names_by_stage()
             self.optimizers = {
-                s: self._create_on_stage(s, make, m, names[self.layout.stage(s)], *optimizer)
+                s: self._create_on_stage(s, make, m, names[self.layout.stage_of(s)], *optimizer)
                 for s, m in self.modules.items()
             }
             self._await_made(self.optimizers.values())
             wait_all(
                 [
-                    self._call_worker(id_, execution.learn, self._values_of_worker(id_, self.optimizers))
+                    self._call_worker(id_, execution.set_optimizers, self._values_of_worker(id_, self.optimizers))
                     for id_ in self.workers
                 ]
             )
@@ -373,21 +382,21 @@ class WorkerGroup:
         """Return stage → a function from own name to un-split name. All copies of a tied weight have one name."""
         first: dict[int, dict[str, str]] = {stage.index: {} for stage in self.row}
         for tie in self.ties:
-            name = self.row[min(tie)].key(tie[min(tie)])
+            name = self.row[min(tie)].unsplit_name(tie[min(tie)])
             for stage, own in tie.items():
                 first[stage][own] = name
         return {stage.index: partial(whole_name, stage.prefixes, first[stage.index]) for stage in self.row}
 
     def _create_on_stage(self, stage: int, function: Callable[..., Any], *args: Any) -> Any:
-        return self._agent.create(self.homes[stage], function, args, timeout=0, label=_SETUP)
+        return self._agent.create(self.placement[stage], function, args, timeout=0, label=_SETUP)
 
     def _await_made(self, rrefs: Any) -> None:
-        call = partial(self._agent.call, function=execution.made, timeout=0, label=_SETUP)
+        call = partial(self._agent.call, function=execution.wait_until_created, timeout=0, label=_SETUP)
         wait_all([call(rref._owner, args=(rref,)) for rref in rrefs])
 
     def _values_of_worker(self, id_: int, each: Mapping[int, T]) -> dict[int, T]:
         """Return the values of a worker's stages, by the stage numbers that it uses itself."""
-        return {self.layout.stage(number): own for number, own in each.items() if self.homes[number] == id_}
+        return {self.layout.stage_of(number): own for number, own in each.items() if self.placement[number] == id_}
 
     def _call_worker(self, id_: int, function: Callable[..., T], *args: Any) -> Future[T]:
         """Call `function(key, *args)` on a worker, which finds its part of this pipeline by the key."""
@@ -401,60 +410,70 @@ class WorkerGroup:
         if not self.optimizers:
             raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
 
-    def inputs(self, id_: int, given: Sequence[Any]) -> tuple[Any, ...]:
+    def inputs_of_worker(self, id_: int, given: Sequence[Any]) -> tuple[Any, ...]:
         """Return the model inputs that a worker's stages take."""
         return tuple([given[number] for number in self._inputs_by_worker[id_]])
 
     # -- what stages hold
-    def state(self) -> dict[str, torch.Tensor]:
+    def gather_state(self) -> dict[str, torch.Tensor]:
         """Return all parameters and buffers."""
-        return self._gather_tensors(execution.state)
+        return self._gather_tensors(execution.stage_state)
 
-    def gradients(self, context: int) -> dict[str, torch.Tensor]:
+    def gather_gradients(self, context: int) -> dict[str, torch.Tensor]:
         """Return the gradients in a context; that of a tied weight under its first name."""
-        return self._without_copies(self._gather_tensors(execution.gradients, context))
+        return self._without_copies(self._gather_tensors(execution.stage_gradients, context))
 
-    def kept(self) -> dict[str, torch.Tensor]:
+    def gather_kept_gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients that the workers kept last; that of a tied weight under its first name."""
-        own = {stage: gradients for each in self.on_row(StageWorker.kept) for stage, gradients in each.items()}
-        named = {stage.key(name): gradient for stage in self.row for name, gradient in own[stage.index].items()}
+        own = {
+            stage: gradients
+            for each in self.call_on_row(StageWorker.kept_gradients)
+            for stage, gradients in each.items()
+        }
+        named = {
+            stage.unsplit_name(name): gradient for stage in self.row for name, gradient in own[stage.index].items()
+        }
         return self._without_copies(named)
 
     def _without_copies(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        names = [[self.stages[stage].key(name) for stage, name in sorted(tie.items())] for tie in self.ties]
+        names = [[self.stages[stage].unsplit_name(name) for stage, name in sorted(tie.items())] for tie in self.ties]
         # a module that runs in two stages of a traced model has one name in both
         copies = {copy for first, *others in names for copy in others if copy != first}
         return {name: tensor for name, tensor in named.items() if name not in copies}
 
     def _gather_tensors(self, function: Callable[..., dict[str, torch.Tensor]], *args: Any) -> dict[str, torch.Tensor]:
-        found = self.on_stages(function, {stage.index: args for stage in self.row})
-        return {stage.key(own): t for stage in self.row for own, t in found[stage.index].items()}
+        found = self.call_on_stages(function, {stage.index: args for stage in self.row})
+        return {stage.unsplit_name(own): t for stage in self.row for own, t in found[stage.index].items()}
 
-    def on_stages(self, function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def call_on_stages(self, function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call `function(its StageWorker, stage there, *args[stage])` for each stage, all at once: stage → result.
         Raises StageLostError."""
-        found = self._call_workers([(self.homes[s], (self.layout.stage(s), *own)) for s, own in args.items()], function)
+        found = self._call_workers(
+            [(self.placement[s], (self.layout.stage_of(s), *own)) for s, own in args.items()], function
+        )
         return dict(zip(args, found, strict=True))
 
-    def on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
+    def call_on_workers(self, function: Callable[..., T], *args: Any) -> list[T]:
         """Call `function(its StageWorker, *args)` on each worker. Raises StageLostError."""
         return self._call_workers([(id_, args) for id_ in self.workers], function)
 
-    def on_row(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """As `on_workers`, on the workers of the first replica."""
+    def call_on_row(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """As `call_on_workers`, on the workers of the first replica."""
         return self._call_workers(
-            [(id_, args) for id_ in dict.fromkeys(self.homes[s.index] for s in self.row)], function
+            [(id_, args) for id_ in dict.fromkeys(self.placement[s.index] for s in self.row)], function
         )
 
-    def scale(self, context: int, factor: float) -> None:
-        self.on_workers(execution.scale, context, factor)
+    def scale_gradients(self, context: int, factor: float) -> None:
+        self.call_on_workers(execution.scale_gradients, context, factor)
 
-    def _call_workers(self, asked: Iterable[tuple[int, tuple[Any, ...]]], function: Callable[..., T]) -> list[T]:
+    def _call_workers(self, calls: Iterable[tuple[int, tuple[Any, ...]]], function: Callable[..., T]) -> list[T]:
         """Call a function on workers, all at once. `asked`: ids, with the arguments after the `StageWorker`."""
-        self.steps.check_there(changed=True)
-        served = partial(self._agent.call, function=execution.served, timeout=0, label=label_of(function))
+        self.steps.check_stages_alive(changed=True)
+        served = partial(
+            self._agent.call, function=execution.call_with_worker, timeout=0, label=function_label(function)
+        )
         try:
-            return settle_all([served(id_, args=(self._key, function, args)) for id_, args in asked])
+            return settle_all([served(id_, args=(self._key, function, args)) for id_, args in calls])
         except WorkerLostError as error:
             self._losses.raise_if_lost(error, "between two steps", changed=True)
             raise

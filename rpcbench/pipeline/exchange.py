@@ -36,7 +36,7 @@ from torch import Tensor
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import PipelineError, WorkerLostError
-from rpcbench.base.futures import Waits, blocked
+from rpcbench.base.futures import Waits, release_slot
 from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.stage_graph import OUTSIDE, StageIO, ValuePath
 
@@ -103,33 +103,36 @@ class Slots:
                 self._filled[slot] = values
         self.wake_waiters()
 
-    def take(self, slot: Slot) -> tuple[Any, ...]:
+    def take_values(self, slot: Slot) -> tuple[Any, ...]:
         """Wait for the values of a slot. Raises PipelineError if the step is aborted, WorkerLostError if all are."""
         while (values := self._filled.pop(slot, None)) is None:  # one operation under the GIL: no lock
-            self.check(slot.step)
-            self.wait_for(slot.step, lambda: slot in self._filled, lambda reached: self._help_along(reached, slot))
+            self.check_step(slot.step)
+            self.wait_until(slot.step, lambda: slot in self._filled, lambda reached: self._help_along(reached, slot))
         found = values()  # unpickles, on this thread
         return found if type(found) is tuple else (found,)
 
-    def wait_for(self, step: int, reached: Waits, help_along: Callable[[Waits], object] = lambda reached: None) -> None:
+    def wait_until(
+        self, step: int, reached: Waits, help_along: Callable[[Waits], object] = lambda reached: None
+    ) -> None:
         """Wait until `reached()` or the end of the step. The thread that changes either calls `wake_waiters`."""
 
-        def decided() -> bool:
-            return reached() or self.aborted(step)
+        def is_decided() -> bool:
+            return reached() or self.is_aborted(step)
 
-        if not decided():
-            with blocked():  # the pool may start another thread
-                help_along(decided)  # receives here, which saves a thread switch
-                if not decided():
-                    self._changes.wait_for(decided)
+        if not is_decided():
+            with release_slot():  # the pool may start another thread
+                help_along(is_decided)  # receives here, which saves a thread switch
+                if not is_decided():
+                    self._changes.wait_for(is_decided)
 
     def wake_waiters(self) -> None:
         """Wake the threads that wait, to check their conditions again."""
         self._changes.notify_all()
 
-    def check(self, step: int) -> None:
-        """Raise as `take` if the step cannot go on; WorkerLostError also if another worker has reported the loss."""
-        if not self.aborted(step):
+    def check_step(self, step: int) -> None:
+        """Raise as `take_values` if the step cannot go on; WorkerLostError also if another worker has reported the
+        loss."""
+        if not self.is_aborted(step):
             return
         if self._ended_through == math.inf:
             raise WorkerLostError(f"step {step} was aborted: {self._closed}")
@@ -137,11 +140,11 @@ class Slots:
         died = reason.startswith(WorkerLostError.__name__)  # reasons travel as text
         raise (WorkerLostError if died else PipelineError)(f"step {step} was aborted: {reason}")
 
-    def aborted(self, step: int) -> bool:
+    def is_aborted(self, step: int) -> bool:
         """Return whether a step is aborted or over."""
         return step <= self._ended_through or step in self._aborted
 
-    def abort(self, step: int, reason: str) -> bool:
+    def abort_step(self, step: int, reason: str) -> bool:
         """Abort a step, which wakes all threads that wait for it. Returns False if it was committed."""
         with self._lock:
             if step == self._committed:
@@ -153,21 +156,21 @@ class Slots:
         del dropped
         return True
 
-    def vote(self, step: int) -> None:
-        """Record that this worker votes for the commit of a step. Raises as `check` if it was aborted before."""
+    def record_vote(self, step: int) -> None:
+        """Record that this worker votes for the commit of a step. Raises as `check_step` if it was aborted before."""
         with self._lock:
-            if not self.aborted(step):
+            if not self.is_aborted(step):
                 self._voted = step
                 return
-        self.check(step)
+        self.check_step(step)
 
-    def agree(self, step: int) -> None:
-        """Commit a step: from now on it cannot be aborted. Raises as `check` if it was aborted before."""
+    def commit_step(self, step: int) -> None:
+        """Commit a step: from now on it cannot be aborted. Raises as `check_step` if it was aborted before."""
         with self._lock:
-            if not self.aborted(step):
+            if not self.is_aborted(step):
                 self._committed = step
                 return
-        self.check(step)
+        self.check_step(step)
 
     def close(self, reason: str, in_doubt: bool = True) -> None:
         """Abort all steps: a process that every step needs has left. `in_doubt`: abort also a step that this worker has
@@ -175,13 +178,13 @@ class Slots:
         with self._lock:
             self._closed = reason
             if not in_doubt and self._voted > self._ended_through:
-                return  # until `finish`
+                return  # until `finish_step`
             self._ended_through = math.inf
             dropped = self._drop_values(self._ended_through)
         self.wake_waiters()
         del dropped
 
-    def finish(self, step: int) -> None:
+    def finish_step(self, step: int) -> None:
         """End a step on this worker, and drop its values."""
         with self._lock:
             self._ended_through = math.inf if self._closed else max(self._ended_through, step)
@@ -215,61 +218,63 @@ class Exchange:
         self._awaited: dict[tuple[int, int], list[ValuePath]] = {}  # (stage, micro-batch) → where gradients come from
 
     # -- forward
-    def taken(self, op: Op) -> tuple[Any, ...]:
+    def receive_inputs(self, op: Op) -> tuple[Any, ...]:
         """Wait for the arguments of the stage's module, and return them in its order."""
         ports = self._ports[op.stage]
-        came: list[Any] = []
+        received: list[Any] = []
         for source, _ in ports.takes:
             if source == OUTSIDE:
-                came += self._inputs(op)
+                received += self._inputs(op)
             else:
-                came += self._take(new_tuple(Slot, (self._step, FORWARD, op.stage, op.microbatch, source)))
-        return tuple([came[number] for number in ports.order])
+                received += self._take(new_tuple(Slot, (self._step, FORWARD, op.stage, op.microbatch, source)))
+        return tuple([received[number] for number in ports.argument_order])
 
-    def given(self, op: Op, values: Sequence[Any]) -> Messages:
+    def output_messages(self, op: Op, values: Sequence[Any]) -> Messages:
         """Return the messages with the stage's outputs, and note where gradients will come from."""
         messages = []
-        for way in self._ports[op.stage].gives:
-            message = tuple([values[place] for place in way.places])
-            messages.append((new_tuple(Slot, (self._step, FORWARD, way.stage, op.microbatch, op.stage)), message))
+        for path in self._ports[op.stage].gives:
+            message = tuple([values[place] for place in path.places])
+            messages.append((new_tuple(Slot, (self._step, FORWARD, path.stage, op.microbatch, op.stage)), message))
             if any(map(requires_grad, message)):
-                self._awaited.setdefault((op.stage, op.microbatch), []).append(way)
+                self._awaited.setdefault((op.stage, op.microbatch), []).append(path)
         return messages
 
     # -- backward
-    def gradients(self, op: Op, count: int) -> Gradients:
+    def receive_output_gradients(self, op: Op, count: int) -> Gradients:
         """Wait for the gradients of the `count` outputs of a stage; each is the sum over all stages that took it."""
         total: list[Tensor | None] = [None] * count
         for source, places in self._awaited.pop((op.stage, op.microbatch), ()):
             message = self._take(new_tuple(Slot, (self._step, BACKWARD, op.stage, op.microbatch, source)))
             for place, gradient in zip(places, message, strict=True):
-                total[place] = plus(total[place], gradient)
+                total[place] = sum_optional_gradients(total[place], gradient)
         return total
 
-    def wanted(self, op: Op, values: Sequence[Any]) -> list[Tensor]:
+    def inputs_that_need_grad(self, op: Op, values: Sequence[Any]) -> list[Tensor]:
         """Return the inputs that a gradient goes back for, each once."""
-        there = [values[place] for way in self._ports[op.stage].back for place in way.places]
+        there = [values[place] for path in self._ports[op.stage].gradient_paths for place in path.places]
         return list({id(value): value for value in there if requires_grad(value)}.values())
 
-    def returned(self, op: Op, values: Sequence[Any], wanted: Sequence[Tensor], found: Gradients) -> Messages:
-        """Return the messages with the gradients found for the `wanted` inputs."""
+    def input_gradient_messages(
+        self, op: Op, values: Sequence[Any], wanted: Sequence[Tensor], found: Gradients
+    ) -> Messages:
+        """Return the messages with the gradients found for the `inputs_that_need_grad` inputs."""
         if len(values) == 1:  # the usual case, without the table
-            ways = self._ports[op.stage].back if wanted else ()
+            paths = self._ports[op.stage].gradient_paths if wanted else ()
             return [
                 (new_tuple(Slot, (self._step, BACKWARD, stage, op.microbatch, op.stage)), (found[0],))
-                for stage, _ in ways
+                for stage, _ in paths
             ]
         grads = {id(value): gradient for value, gradient in zip(wanted, found, strict=True)}
         messages = []
-        for way in self._ports[op.stage].back:
-            own = [values[place] for place in way.places]
+        for path in self._ports[op.stage].gradient_paths:
+            own = [values[place] for place in path.places]
             if any(map(requires_grad, own)):
                 message = tuple([grads.pop(id(value), None) for value in own])  # a value taken twice: only once
-                messages.append((new_tuple(Slot, (self._step, BACKWARD, way.stage, op.microbatch, op.stage)), message))
+                messages.append((new_tuple(Slot, (self._step, BACKWARD, path.stage, op.microbatch, op.stage)), message))
         return messages
 
 
-def plus(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def sum_optional_gradients(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Return the sum of two gradients; None is no gradient."""
     return second if first is None else first if second is None else first + second
 
@@ -283,14 +288,14 @@ def detach_values(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in values)
 
 
-def nbytes(values: Iterable[Any]) -> int:
+def count_bytes(values: Iterable[Any]) -> int:
     """Return the bytes of all tensors among the values, nested ones included."""
     total = 0
     for value in values:
         if isinstance(value, Tensor):
             total += value.nbytes
         elif isinstance(value, dict):
-            total += nbytes(value.values())
+            total += count_bytes(value.values())
         elif isinstance(value, tuple | list):
-            total += nbytes(value)
+            total += count_bytes(value)
     return total

@@ -40,9 +40,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
 
-from rpcbench.autograd.gradients import Leaves, total
+from rpcbench.autograd.gradients import Leaves, sum_gradients
 from rpcbench.autograd.regions import compute_apart, is_in_python
-from rpcbench.pipeline.exchange import TIED, Gradients, Messages, Slot, plus
+from rpcbench.pipeline.exchange import TIED, Gradients, Messages, Slot, sum_optional_gradients
 from rpcbench.pipeline.split import Stage
 
 _PLAIN = Tensor, nn.Parameter
@@ -50,7 +50,7 @@ _hooks, _later_hooks = attrgetter("_backward_hooks"), attrgetter("_post_accumula
 _trained, _grad = attrgetter("requires_grad"), attrgetter("grad")
 
 
-def summable(params: Mapping[int, Sequence[Tensor]]) -> dict[int, Sequence[Tensor]]:
+def summable_stages(params: Mapping[int, Sequence[Tensor]]) -> dict[int, Sequence[Tensor]]:
     """Return the stages whose parameters are all plain and used by no other stage here."""
     uses = Counter([id(param) for own in params.values() for param in own])
     return {stage: own for stage, own in params.items() if all(uses[id(p)] == 1 and _is_plain(p) for p in own)}
@@ -65,7 +65,7 @@ def _without_hooks(params: Sequence[Tensor]) -> bool:
     return not any(map(_hooks, params)) and not any(map(_later_hooks, params)) and all(map(_trained, params))
 
 
-def has_hooks_of_writing(param: Tensor) -> bool:
+def has_write_hooks(param: Tensor) -> bool:
     """Return whether a leaf has hooks that run when torch's engine writes its `.grad`."""
     node = get_gradient_edge(param).node
     # A node shows its hooks by the handle of one of them. It takes some 20 µs, so no step asks for it.
@@ -78,7 +78,7 @@ def has_hooks_of_writing(param: Tensor) -> bool:
 
 
 class EngineSums:
-    """Sums that torch's engine makes in one step, for stages that are `summable`, trained and without hooks."""
+    """Sums that torch's engine makes in one step, for stages that are `summable_stages`, trained and without hooks."""
 
     def __init__(self, params: Mapping[int, Sequence[Tensor]]) -> None:
         self._params = {stage: own for stage, own in params.items() if _without_hooks(own)}
@@ -88,7 +88,7 @@ class EngineSums:
     def __contains__(self, stage: int) -> bool:
         return stage in self._params
 
-    def add(
+    def add_microbatch(
         self, stage: int, roots: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """Run a micro-batch's backward from `roots`. Returns the gradients of `wanted`, its own leaves."""
@@ -111,13 +111,13 @@ class EngineSums:
         """Copy each new sum that shares its memory with another tensor."""
         sums, new = self._sums[stage], []
         for place in self._new[stage]:
-            if (came := sums[place]) is None:
+            if (new_sum := sums[place]) is None:
                 new.append(place)
-            elif came.layout is not torch.strided or _count_aliases(came) > 1:
-                sums[place] = came.clone()
+            elif new_sum.layout is not torch.strided or _count_aliases(new_sum) > 1:
+                sums[place] = new_sum.clone()
         self._new[stage] = new
 
-    def leaves(self) -> list[tuple[Tensor, Tensor]]:
+    def summed_leaves(self) -> list[tuple[Tensor, Tensor]]:
         """Return the parameters with their sums."""
         return [leaf for stage, own in self._params.items() for leaf in _pair_present(own, self._sums[stage])]
 
@@ -141,8 +141,8 @@ Exits = list[tuple[int, GradientEdge]]
 
 
 class SplitBackward:
-    """A backward pass of `outputs` in two halves: for those `values` that a gradient is wanted for, then for `weights`.
-    `gradients`: those of the outputs; None: the output is a scalar loss."""
+    """A backward pass of `outputs` in two halves: for those `values` that a gradient is wanted for, then for
+    `compute_weight_gradients`. `gradients`: those of the outputs; None: the output is a scalar loss."""
 
     def __init__(
         self,
@@ -157,12 +157,12 @@ class SplitBackward:
         self._ran: list[tuple[Node, Exits, Sequence[Tensor | None]]] = []  # nodes of the path, with their gradients
         self._found: Found | None = None  # by the first half
 
-    def inputs(self) -> list[Tensor | None]:
+    def compute_input_gradients(self) -> list[Tensor | None]:
         """Return the gradients of the values: the first half."""
         if not self._values:
             return []
-        way, branches = _find_branches(self._outputs, self._values, self._weights)
-        self._starts = self._gradients_off_path(way)
+        path_nodes, branches = _find_branches(self._outputs, self._values, self._weights)
+        self._starts = self._gradients_off_path(path_nodes)
         hooks = [node.register_hook(partial(self._record_gradients, node, exits)) for node, exits in branches]
         try:
             whole = any(len(hook.hooks_dict_ref() or ()) > 1 for hook in hooks)  # a user's hook wants all gradients
@@ -177,19 +177,20 @@ class SplitBackward:
             self._found = _pair_present(early, found[len(self._values) :])
         return list(found[: len(self._values)])
 
-    def weights(self) -> Found:
-        """Return the weights that have a gradient, in their order: the second half. Call it once, after `inputs`."""
+    def compute_weight_gradients(self) -> Found:
+        """Return the weights that have a gradient, in their order: the second half. Call it once, after
+        `compute_input_gradients`."""
         if self._found is not None or not self._weights:
             return self._found or []
         if not self._values:  # the first half did nothing
             grads = torch.autograd.grad(self._outputs, self._weights, self._gradients, allow_unused=True)
             return _pair_present(self._weights, grads)
         self._outputs = ()
-        came = [(edge, grad) for edge, grad in (*self._starts, *self._leave_path()) if grad is not None]
-        if not came:
+        entries = [(edge, grad) for edge, grad in (*self._starts, *self._leave_path()) if grad is not None]
+        if not entries:
             return []
         grads = _engine_run_backward(
-            *zip(*came, strict=True), False, False, (*self._weights,), allow_unreachable=True, accumulate_grad=False
+            *zip(*entries, strict=True), False, False, (*self._weights,), allow_unreachable=True, accumulate_grad=False
         )
         return _pair_present(self._weights, grads)
 
@@ -200,11 +201,11 @@ class SplitBackward:
         found = compute_apart(_drain_nodes(self._ran), targets)
         return [(target, down[place]) for own, down in zip(exits, found, strict=True) for place, target in own]
 
-    def _gradients_off_path(self, way: set[Node]) -> list[tuple[GradientEdge, Tensor | None]]:
+    def _gradients_off_path(self, path_nodes: set[Node]) -> list[tuple[GradientEdge, Tensor | None]]:
         """Return the gradients of outputs that no value leads to: the first half does not pass them."""
         edges = [get_gradient_edge(output) for output in self._outputs]
         gradients = [*map(torch.ones_like, self._outputs)] if self._gradients is None else self._gradients
-        return [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge.node not in way]
+        return [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge.node not in path_nodes]
 
     def _record_gradients(
         self, node: Node, exits: Exits, down: Sequence[Tensor | None], up: Sequence[Tensor | None]
@@ -231,8 +232,8 @@ def _find_branches(
 ) -> tuple[set[Node], list[tuple[Node, Exits]]]:
     """Return the nodes of the path, and those at which a backward leaves it for weights, with their exits."""
     order = _sort_postorder([get_gradient_edge(output).node for output in outputs])
-    way = _leading_to({get_gradient_edge(value).node for value in values}, order)
-    needed = _leading_to({get_gradient_edge(weight).node for weight in weights}, order) - way
+    path_nodes = _leading_to({get_gradient_edge(value).node for value in values}, order)
+    needed = _leading_to({get_gradient_edge(weight).node for weight in weights}, order) - path_nodes
     exits = {
         node: [
             (place, GradientEdge(child, number))
@@ -240,9 +241,9 @@ def _find_branches(
             if child in needed
         ]
         for node in order
-        if node in way
+        if node in path_nodes
     }
-    return way, [(node, own) for node, own in exits.items() if own]
+    return path_nodes, [(node, own) for node, own in exits.items() if own]
 
 
 def _leading_to(ends: set[Node], order: Sequence[Node]) -> set[Node]:
@@ -283,7 +284,7 @@ Tie = dict[int, str]
 """Stage → its name for its copy of one weight."""
 
 
-def ties(stages: Sequence[Stage]) -> list[Tie]:
+def find_ties(stages: Sequence[Stage]) -> list[Tie]:
     """Return the parameters that several of these stages have, or will have after lazy modules are built."""
     found: dict[tuple[str, int], Tie] = {}
     for stage in stages:
@@ -311,7 +312,7 @@ class Copies:
         }
         """Stage → place among its parameters → the copy at that place."""
 
-    def repeats(self, param: torch.Tensor) -> bool:
+    def is_repeated(self, param: torch.Tensor) -> bool:
         """Return whether an earlier stage has this parameter, too."""
         name = self._named.get(param)
         return name is not None and name[1] > min(self.ties[name[0]])
@@ -324,17 +325,17 @@ class TiedGradients:
         self._step, self._copies = step, copies
         self._own: dict[tuple[int, int], torch.Tensor | None] = dict.fromkeys(copies.names)
 
-    def keep(self, stage: int, gradients: Gradients) -> Gradients:
+    def keep_tied_gradients(self, stage: int, gradients: Gradients) -> Gradients:
         """Keep the gradients of a stage's tied weights. Returns the others, in their places."""
         tied = self._copies.places[stage]
         if not tied:
             return gradients
         rest = list(gradients)
         for place, copy in tied.items():
-            self._own[copy], rest[place] = plus(self._own[copy], rest[place]), None
+            self._own[copy], rest[place] = sum_optional_gradients(self._own[copy], rest[place]), None
         return rest
 
-    def messages(self) -> Messages:
+    def gradient_messages(self) -> Messages:
         """Return the messages with each copy's gradient to each of the other copies."""
         return [
             (Slot(self._step, TIED, other, number, stage), (gradient,))
@@ -343,7 +344,7 @@ class TiedGradients:
             if other != stage
         ]
 
-    def totals(self, take: Callable[[Slot], tuple[Any, ...]]) -> dict[int, Gradients]:
+    def receive_totals(self, take: Callable[[Slot], tuple[Any, ...]]) -> dict[int, Gradients]:
         """Wait for the gradients of all copies. Returns stage → sums in the places of its tied weights."""
         found = {copy: self._sum_copies(copy, take) for copy in self._own}
         return {
@@ -358,7 +359,9 @@ class TiedGradients:
         for other in sorted(self._copies.ties[number]):  # one order for all: the same bits
             gradient = self._own[copy] if other == stage else take(Slot(self._step, TIED, stage, number, other))[0]
             # a new tensor: two copies on one worker must not share the memory of a gradient
-            total = gradient.clone() if total is None and gradient is not None else plus(total, gradient)
+            total = (
+                gradient.clone() if total is None and gradient is not None else sum_optional_gradients(total, gradient)
+            )
         return total
 
 
@@ -382,7 +385,7 @@ class Sums:
         self._params, self._before = params, before
         self._stages: dict[int, _StageSums] = {}
 
-    def add(self, stage: int, gradients: Gradients) -> None:
+    def add_gradients(self, stage: int, gradients: Gradients) -> None:
         held = self._stages.get(stage)
         if held is None:
             held = self._stages[stage] = _StageSums(len(gradients))
@@ -412,10 +415,10 @@ class Sums:
             elif held.own[place] and gradient.layout is torch.strided:  # a sparse one needs another kind of sum
                 sofar.add_(gradient)
             else:
-                held.sums[place] = made = total(sofar, gradient)
+                held.sums[place] = made = sum_gradients(sofar, gradient)
                 held.own[place] = made.layout is torch.strided
 
-    def leaves(self) -> Leaves:
+    def summed_leaves(self) -> Leaves:
         return [leaf for stage, held in self._stages.items() for leaf in _pair_present(self._params[stage], held.sums)]
 
 

@@ -23,16 +23,16 @@ import torch
 from torch import nn
 
 from rpcbench.base.errors import PipelineError
-from rpcbench.pipeline.recompute import seeded
+from rpcbench.pipeline.recompute import seeded_rng
 from rpcbench.pipeline.stage_graph import ModuleLink
 
 Names = tuple[tuple[str, ...], ...]
 """For each weight all of its names."""
 
 
-def checked_ties(tie: Sequence[Sequence[str]], links: Sequence[ModuleLink]) -> Names:
+def validate_ties(tie: Sequence[Sequence[str]], links: Sequence[ModuleLink]) -> Names:
     """Return the ties. PipelineError for bad lazy modules, and for names that are no weights of theirs."""
-    checked({link.name: link.module for link in links})
+    check_lazy_modules({link.name: link.module for link in links})
     found = tuple(tuple(names) for names in tie if not isinstance(names, str))
     names = [name for each in found for name in each]
     if len(found) < len(tie) or any(len(each) < 2 for each in found) or not all(isinstance(n, str) for n in names):
@@ -49,7 +49,7 @@ def checked_ties(tie: Sequence[Sequence[str]], links: Sequence[ModuleLink]) -> N
     return found
 
 
-def tied_in(ties: Names, links: Sequence[ModuleLink], begin: int, end: int) -> tuple[Tied, ...]:
+def ties_of_stage(ties: Names, links: Sequence[ModuleLink], begin: int, end: int) -> tuple[Tied, ...]:
     """Return the ties of a stage that has the links from `begin` to `end`."""
     found = []
     for number, names in enumerate(ties):
@@ -57,7 +57,7 @@ def tied_in(ties: Names, links: Sequence[ModuleLink], begin: int, end: int) -> t
         own = tuple(f"{place - begin}.{rest}" for place, rest in places if begin <= place < end)
         first, name = places[0]
         module = links[first].module
-        assert isinstance(module, Lazy), "as `checked_ties` has seen"
+        assert isinstance(module, Lazy), "as `validate_ties` has seen"
         if own:
             found.append(Tied(number, own, None if begin <= first < end else module, name, names))
     return tuple(found)
@@ -65,11 +65,11 @@ def tied_in(ties: Names, links: Sequence[ModuleLink], begin: int, end: int) -> t
 
 def _locate_weight(name: str, links: Sequence[ModuleLink]) -> tuple[int, str]:
     """Return the number of the link with this weight, and the name in its module."""
-    having = [number for number, link in enumerate(links) if name.startswith(link.keys)]
+    having = [number for number, link in enumerate(links) if name.startswith(link.key_prefix)]
     if not having:
         raise PipelineError(f"no module has {name!r}, which is to be tied")
-    number = max(having, key=lambda number: len(links[number].keys))  # a prefix may fit, too: the longest
-    return number, name.removeprefix(links[number].keys)
+    number = max(having, key=lambda number: len(links[number].key_prefix))  # a prefix may fit, too: the longest
+    return number, name.removeprefix(links[number].key_prefix)
 
 
 _one_at_a_time = threading.Lock()
@@ -84,9 +84,9 @@ class Lazy(nn.Module):
         self.factory, self.args, self.kwargs = factory, args, kwargs
         self.seed = int(torch.randint(2**62, ()))  # drawn on the driver
 
-    def build(self) -> nn.Module:
+    def build_module(self) -> nn.Module:
         """Build the module: a new one, equal each time. Raises PipelineError if the factory returns no module."""
-        with _one_at_a_time, seeded(self.seed):
+        with _one_at_a_time, seeded_rng(self.seed):
             made = self.factory(*self.args, **self.kwargs)
         if not isinstance(made, nn.Module):
             raise PipelineError(f"{self!r} made {type(made).__name__}, not a torch.nn.Module")
@@ -115,7 +115,7 @@ def lazy(factory: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> Lazy:
     return Lazy(factory, args, kwargs)
 
 
-def checked(row: Mapping[str, nn.Module]) -> None:
+def check_lazy_modules(row: Mapping[str, nn.Module]) -> None:
     """Raise PipelineError for a lazy module inside another module, and for one in two places: each builds its own."""
     places: dict[nn.Module, str] = {}
     for name, module in row.items():
@@ -136,12 +136,12 @@ class Tied(NamedTuple):
     names: tuple[str, ...]  # in the un-split model
 
 
-def built(stage: nn.Sequential, tied: Sequence[Tied] = ()) -> nn.Sequential:
+def build_stage(stage: nn.Sequential, tied: Sequence[Tied] = ()) -> nn.Sequential:
     """Build and tie all lazy modules of a stage. Raises PipelineError for weights that cannot be one."""
     for place, module in enumerate(stage):
         if isinstance(module, Lazy):
-            stage[place] = module.build()
-    made = {first: first.build() for first in dict.fromkeys(each.first for each in tied) if first is not None}
+            stage[place] = module.build_module()
+    made = {first: first.build_module() for first in dict.fromkeys(each.first for each in tied) if first is not None}
     for each in tied:
         own = [_find_weight(stage, name, each) for name in each.own]
         first = own[0] if each.first is None else _find_weight(made[each.first], each.name, each)

@@ -11,12 +11,13 @@ Guarantees
 
 # Theory of operation
 #
-#     stage 0 ──F5──F6──F7──► stage 1     at most `window` micro-batches are under way or wait; then stage 0 blocks,
+#     stage 0 ──F5──F6──F7──► stage 1     at most `compute_send_window` micro-batches are under way or wait; then stage
+# 0 blocks,
 #             ◄── 4 taken ───             until a notice says that half a window has been taken
 #
-# Flow control: `window` is twice the largest backlog of a simulated run with equal stages. If one order of events stays
-# within such bounds, then all orders end, as each worker has one list of operations. A step with no more micro-batches
-# than the window is not counted.
+# Flow control: `compute_send_window` is twice the largest backlog of a simulated run with equal stages. If one order of
+# events stays within such bounds, then all orders end, as each worker has one list of operations. A step with no more
+# micro-batches than the window is not counted.
 #
 # Two-phase commit, among the workers alone; the first one is the coordinator:
 #
@@ -38,7 +39,7 @@ from typing import Any, NamedTuple
 
 from rpcbench.base.futures import Waits
 from rpcbench.pipeline.exchange import BACKWARD, DECISION, FORWARD, VOTE, Slot, Slots, detach_values
-from rpcbench.pipeline.ops import Kind, Op, Ops, gives
+from rpcbench.pipeline.ops import Kind, Op, Ops, result_of_op
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.runtime.agent import Agent
@@ -56,14 +57,15 @@ class Channel(NamedTuple):
     source: int
 
 
-def window(ops: Ops, ways: Iterable[tuple[int, int]]) -> int:
-    """Return how many micro-batches a stage may be ahead. `ways`: pairs of a stage and one that takes its values."""
+def compute_send_window(ops: Ops, stage_pairs: Iterable[tuple[int, int]]) -> int:
+    """Return how many micro-batches a stage may be ahead. `stage_pairs`: pairs of a stage and one that takes its
+    values."""
     begins: dict[Op, float] = {}
     ends: dict[Op, float] = {}
     for span in simulate(ops).spans:
-        begins[gives(span.op)], ends[gives(span.op)] = span.begin, span.end
+        begins[result_of_op(span.op)], ends[result_of_op(span.op)] = span.begin, span.end
     most = 0  # the largest backlog so far
-    for source, taker in ways:
+    for source, taker in stage_pairs:
         for kind, giving, taking in ((Kind.FORWARD, source, taker), (Kind.INPUT, taker, source)):
             given = sorted(end for op, end in ends.items() if (op.kind, op.stage) == (kind, giving))
             taken = sorted(begin for op, begin in begins.items() if (op.kind, op.stage) == (kind, taking))
@@ -93,12 +95,12 @@ class FlowControl:
         count = self._taken[channel] = self._taken[channel] + 1
         return 0 if count % (self._window // 2) else count
 
-    def acknowledged(self, channel: Channel, count: int) -> None:
+    def record_acknowledgement(self, channel: Channel, count: int) -> None:
         """Record that the other side has taken `count` values."""
         self._gone[channel] = max(self._gone[channel], count)  # notices may arrive in any order
 
 
-def channel(slot: Slot) -> Channel:
+def channel_of(slot: Slot) -> Channel:
     return Channel(slot.kind, slot.stage, slot.source)
 
 
@@ -109,28 +111,28 @@ class CommitProtocol:
         self._own, self._first, self._others = own, workers[0], workers[1:]
         self._mail = mail
 
-    def reach(self, step: int) -> None:
-        """Wait until all workers are ready. From then on the step is applied here. Raises as `Slots.take`."""
+    def wait_for_commit(self, step: int) -> None:
+        """Wait until all workers are ready. From then on the step is applied here. Raises as `Slots.take_values`."""
         if self._own == self._first:
             for other in self._others:
-                self._mail.take(Slot(step, VOTE, 0, self._own, other))
-            self._mail.slots.agree(step)  # the decision: the driver can no longer abort the step
+                self._mail.receive_values(Slot(step, VOTE, 0, self._own, other))
+            self._mail.slots.commit_step(step)  # the decision: the driver can no longer abort the step
             self._send_decision(step)
         else:
-            self._mail.slots.vote(step)
-            self._mail.send(Slot(step, VOTE, 0, self._first, self._own), ())
-            self._mail.take(Slot(step, DECISION, 0, self._own, self._first))
-            self._mail.slots.agree(step)
+            self._mail.slots.record_vote(step)
+            self._mail.send_values(Slot(step, VOTE, 0, self._first, self._own), ())
+            self._mail.receive_values(Slot(step, DECISION, 0, self._own, self._first))
+            self._mail.slots.commit_step(step)
 
     def _send_decision(self, step: int) -> None:
         """Send the decision to all others. Ends the step on a worker that cannot be reached, and raises the error."""
         failed: Exception | None = None
         for other in self._others:
             try:
-                self._mail.send(Slot(step, DECISION, 0, other, self._own), ())
+                self._mail.send_values(Slot(step, DECISION, 0, other, self._own), ())
             except Exception as error:  # noqa: BLE001  (raised below)
                 failed = failed or error
-                self._mail.end(other, step, error_text(error))  # else it would wait for its O
+                self._mail.notify_abort(other, step, error_text(error))  # else it would wait for its O
         if failed is not None:
             raise failed
 
@@ -146,60 +148,60 @@ CREDITS = "pipeline credits"
 class Mailbox:
     """One worker's messages of the pipeline `key`. It receives parcels under that name."""
 
-    def __init__(self, agent: Agent, key: str, homes: StagePlacement) -> None:
-        self._agent, self._key, self._homes = agent, key, homes
-        self.slots = Slots(partial(_receive_for_slot, agent, homes))
+    def __init__(self, agent: Agent, key: str, placement: StagePlacement) -> None:
+        self._agent, self._key, self._placement = agent, key, placement
+        self.slots = Slots(partial(_receive_for_slot, agent, placement))
         self._credits: FlowControl | None = None  # None: the step is not counted
 
-    def begin(self, step: int, window: int) -> None:
-        """Begin a step. `window`: micro-batches that a stage may be ahead of another; 0: no limit."""
+    def begin_step(self, step: int, window: int) -> None:
+        """Begin a step. `compute_send_window`: micro-batches that a stage may be ahead of another; 0: no limit."""
         self._credits = FlowControl(step, window) if window else None
 
-    def take(self, slot: Slot) -> tuple[Any, ...]:
-        """Wait for the values of a slot, as `Slots.take`. Sends credits to the source."""
-        values = self.slots.take(slot)
+    def receive_values(self, slot: Slot) -> tuple[Any, ...]:
+        """Wait for the values of a slot, as `Slots.take_values`. Sends credits to the source."""
+        values = self.slots.take_values(slot)
         if slot.kind in COUNTED and self._credits is not None:
             self._return_credit(self._credits, slot)
         return values
 
     def _return_credit(self, credits_: FlowControl, slot: Slot) -> None:
-        giver, of = self._homes.sender_of(slot), channel(slot)
-        if giver is not None and giver != self._agent.id and (count := credits_.record_taken(of)):
-            self._agent.notify(giver, CREDITS, (self._key, slot.step, count, *of))
+        sender, of = self._placement.sender_of(slot), channel_of(slot)
+        if sender is not None and sender != self._agent.id and (count := credits_.record_taken(of)):
+            self._agent.notify(sender, CREDITS, (self._key, slot.step, count, *of))
 
-    def acknowledged(self, step: int, count: int, of: Channel) -> None:
+    def credit_received(self, step: int, count: int, of: Channel) -> None:
         """Record that the other side has taken `count` of the values sent from here."""
         if self._credits is not None and self._credits.step == step:  # a late notice of an earlier step is void
-            self._credits.acknowledged(of, count)
+            self._credits.record_acknowledgement(of, count)
             self.slots.wake_waiters()
 
-    def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
+    def send_values(self, slot: Slot, values: tuple[Any, ...]) -> None:
         """Send values to another stage or replica, wherever it is. Blocks while that one is too far behind."""
-        to = self._homes.receiver_of(slot)
+        to = self._placement.receiver_of(slot)
         if to == self._agent.id:
             self.slots.put(slot, partial(detach_values, values))  # same worker: no copy
         else:
             if slot.kind in COUNTED and self._credits is not None:
                 self._await_credit(self._credits, slot)
-            self._agent.parcels.post(to, self._key, slot, str(slot), values[0] if len(values) == 1 else values)
+            self._agent.parcels.send_parcel(to, self._key, slot, str(slot), values[0] if len(values) == 1 else values)
 
     def _await_credit(self, credits_: FlowControl, slot: Slot) -> None:
-        of = channel(slot)
+        of = channel_of(slot)
         if not credits_.may_send(of):
-            self.slots.wait_for(slot.step, lambda: credits_.may_send(of))  # a pool thread receives the notice
-        self.slots.check(slot.step)  # the wait also ends when the step is aborted
+            self.slots.wait_until(slot.step, lambda: credits_.may_send(of))  # a pool thread receives the notice
+        self.slots.check_step(slot.step)  # the wait also ends when the step is aborted
         credits_.record_sent(of)
 
-    def came(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
+    def parcel_received(self, place: tuple[int, ...], values: Callable[[], Any]) -> None:
         self.slots.put(place, values)
 
-    def undelivered(self, place: tuple[int, ...], error: Exception) -> None:
+    def delivery_failed(self, place: tuple[int, ...], error: Exception) -> None:
         """Abort the step of a value that cannot be delivered, on both sides. The driver gets the error that follows."""
         slot, reason = Slot(*place), error_text(error)
-        self.slots.abort(slot.step, reason)
-        self.end(self._homes.receiver_of(slot), slot.step, reason)
+        self.slots.abort_step(slot.step, reason)
+        self.notify_abort(self._placement.receiver_of(slot), slot.step, reason)
 
-    def end(self, to: int, step: int, reason: str) -> None:
+    def notify_abort(self, to: int, step: int, reason: str) -> None:
         """Notify another worker that a step is aborted."""
         self._agent.notify(to, ENDS, (self._key, step, reason))
 
@@ -209,6 +211,6 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _receive_for_slot(agent: Agent, homes: StagePlacement, reached: Waits, slot: Slot) -> None:
-    if (giver := homes.sender_of(slot)) is not None:
-        agent.requests.receive_until(giver, lambda: not reached(), _QUIET_SECONDS)
+def _receive_for_slot(agent: Agent, placement: StagePlacement, reached: Waits, slot: Slot) -> None:
+    if (sender := placement.sender_of(slot)) is not None:
+        agent.requests.receive_until(sender, lambda: not reached(), _QUIET_SECONDS)

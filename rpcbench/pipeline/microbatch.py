@@ -16,64 +16,64 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.errors import PipelineError, count_noun
 
 
-def sizes(samples: int, microbatches: int) -> list[int]:
+def microbatch_sizes(samples: int, microbatches: int) -> list[int]:
     """Return the sizes of micro-batches, as even as possible, larger ones first. PipelineError if one is empty."""
     if microbatches < 1:
         raise PipelineError(f"microbatches must be at least 1, not {microbatches}")
     if not samples:
-        raise PipelineError(f"a batch of 0 samples cannot make {counted(microbatches, 'micro-batch')}: it is empty")
+        raise PipelineError(f"a batch of 0 samples cannot make {count_noun(microbatches, 'micro-batch')}: it is empty")
     if samples < microbatches:
         raise PipelineError(
-            f"a batch of {counted(samples, 'sample')} cannot make {counted(microbatches, 'micro-batch')}: "
+            f"a batch of {count_noun(samples, 'sample')} cannot make {count_noun(microbatches, 'micro-batch')}: "
             "give larger batches, or fewer micro-batches"
         )
     small, larger = divmod(samples, microbatches)
     return [small + 1] * larger + [small] * (microbatches - larger)
 
 
-def cut(batch: Any, microbatches: int) -> list[Any]:
+def split_batch(batch: Any, microbatches: int) -> list[Any]:
     """Return the micro-batches: views of the batch's tensors, in its structure. PipelineError if these do not fit."""
-    ends = accumulate(sizes(samples(batch), microbatches), initial=0)
+    ends = accumulate(microbatch_sizes(count_samples(batch), microbatches), initial=0)
     return [part(batch, begin, end) for begin, end in pairwise(ends)]
 
 
 @lru_cache(maxsize=64)
-def bounds(samples: int, microbatches: int, first: int, every: int) -> dict[int, tuple[int, int]]:
-    """Return begin and end of each micro-batch within a `share`, by its number in the whole batch."""
+def microbatch_bounds(samples: int, microbatches: int, first: int, every: int) -> dict[int, tuple[int, int]]:
+    """Return begin and end of each micro-batch within a `share_of_replica`, by its number in the whole batch."""
     numbers = range(first, microbatches, every)
-    own = [sizes(samples, microbatches)[number] for number in numbers]
+    own = [microbatch_sizes(samples, microbatches)[number] for number in numbers]
     return dict(zip(numbers, pairwise(accumulate(own, initial=0)), strict=True))
 
 
-def share(batch: Any, microbatches: int, first: int, every: int) -> Any:
+def share_of_replica(batch: Any, microbatches: int, first: int, every: int) -> Any:
     """Return every `every`-th micro-batch from the `first` on, as one batch; None if there are none."""
     if every == 1:
         return batch
-    own = cut(batch, microbatches)[first::every]
-    return join(own) if own else None
+    own = split_batch(batch, microbatches)[first::every]
+    return join_microbatches(own) if own else None
 
 
 def part(batch: Any, begin: int, end: int) -> Any:
     """Return some samples of a batch, with an autograd history and version counter of their own."""
     # `.data`, so that an in-place change in one micro-batch does not invalidate tensors that another one has saved.
-    return mapped(batch, lambda tensor: tensor[begin:end].data.requires_grad_(tensor.requires_grad))
+    return map_tensors(batch, lambda tensor: tensor[begin:end].data.requires_grad_(tensor.requires_grad))
 
 
-def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return the batch, in its structure, with `change` applied to each of its tensors."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, dict):
-        return _like_dict(batch, {key: mapped(value, change) for key, value in batch.items()})
+        return _like_dict(batch, {key: map_tensors(value, change) for key, value in batch.items()})
     if isinstance(batch, list | tuple):
-        return _rebuild_like(batch, [mapped(item, change) for item in batch])
+        return _rebuild_like(batch, [map_tensors(item, change) for item in batch])
     return _pytree.tree_map_only(torch.Tensor, change, batch)  # a class of the user's, registered with _pytree
 
 
-def samples(batch: Any) -> int:
+def count_samples(batch: Any) -> int:
     """Return the number of samples. PipelineError if tensors disagree, none is there, or other values are in it."""
     lengths: dict[int, str] = {}  # length -> path of the first tensor with it
     for path, tensor in _iterate_tensors(batch, "batch"):
@@ -83,12 +83,12 @@ def samples(batch: Any) -> int:
     if not lengths:
         raise PipelineError("the batch has no tensor in it")
     if len(lengths) > 1:
-        told = ", ".join(f"{path} has {length}" for length, path in lengths.items())
-        raise PipelineError(f"the tensors of a batch must have the same number of samples: {told}")
+        lengths_text = ", ".join(f"{path} has {length}" for length, path in lengths.items())
+        raise PipelineError(f"the tensors of a batch must have the same number of samples: {lengths_text}")
     return next(iter(lengths))
 
 
-def weights(sizes: Sequence[int], reduction: str = "mean", whole: int | None = None) -> list[float]:
+def loss_weights(sizes: Sequence[int], reduction: str = "mean", whole: int | None = None) -> list[float]:
     """Return factors by which the micro-batches' losses add up to the whole batch's: shares for "mean", ones for "sum".
     The shares are of `whole` samples, by default of all in these micro-batches. They are exact if the loss is a mean or
     sum over samples, but not if it leaves samples out, as `ignore_index` does."""
@@ -100,19 +100,19 @@ def weights(sizes: Sequence[int], reduction: str = "mean", whole: int | None = N
 
 
 @lru_cache(maxsize=64)
-def factors(samples: int, microbatches: int, reduction: str, whole: int | None) -> list[float]:
-    """Return the `weights` of all micro-batches of a batch."""
-    return weights(sizes(samples, microbatches), reduction, whole)  # cached: the same in each step
+def batch_loss_weights(samples: int, microbatches: int, reduction: str, whole: int | None) -> list[float]:
+    """Return the `loss_weights` of all micro-batches of a batch."""
+    return loss_weights(microbatch_sizes(samples, microbatches), reduction, whole)  # cached: the same in each step
 
 
-def join(parts: Sequence[Any]) -> Any:
+def join_microbatches(parts: Sequence[Any]) -> Any:
     """Return the batch that was cut into these parts, in their order."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(parts))
     if isinstance(first, dict):
-        return _like_dict(first, {key: join([part[key] for part in parts]) for key in first})
-    return _rebuild_like(first, [join(column) for column in zip(*parts, strict=True)])
+        return _like_dict(first, {key: join_microbatches([part[key] for part in parts]) for key in first})
+    return _rebuild_like(first, [join_microbatches(column) for column in zip(*parts, strict=True)])
 
 
 def _rebuild_like(batch: Any, items: Sequence[Any]) -> Any:

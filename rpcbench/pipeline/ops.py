@@ -33,7 +33,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Protocol
 
-from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.errors import PipelineError, count_noun
 
 
 class Kind(StrEnum):
@@ -68,7 +68,7 @@ class Op:
         return str(self.kind) if self.kind is Kind.ALL_REDUCE else f"{self.kind}{self.microbatch}"
 
     @staticmethod
-    def parse(word: str) -> Op:
+    def parse_op(word: str) -> Op:
         """Return the op written as `word`; PipelineError if it is not one."""
         match = _OP.fullmatch(word)
         if match is None:
@@ -87,29 +87,29 @@ class Schedule(Protocol):
     def __call__(self, workers: int, microbatches: int, chunks: int = 1) -> Ops: ...
 
 
-def text(ops: Ops) -> str:
+def format_ops(ops: Ops) -> str:
     """Return the ops as text. `parse(text(ops)) == ops`, unless the first or the last worker has no ops."""
     return "\n".join(" ".join(map(str, own)) for own in ops)
 
 
-def parse(written: str) -> Ops:
+def parse_ops(written: str) -> Ops:
     """Return the ops of a text; empty lines around it are ignored. PipelineError for a word that is not an op."""
-    return [[Op.parse(word) for word in line.split()] for line in written.strip().splitlines()]
+    return [[Op.parse_op(word) for word in line.split()] for line in written.strip().splitlines()]
 
 
-def read(made: Any) -> Ops:
+def read_ops(made: Any) -> Ops:
     """Return a schedule's result, lists of ops or words or a text, as Ops. PipelineError for any other value."""
     if isinstance(made, str):
-        return parse(made)
+        return parse_ops(made)
     if isinstance(made, list | tuple) and all(isinstance(own, list | tuple) for own in made):
-        read = [[Op.parse(op) if isinstance(op, str) else op for op in own] for own in made]
+        read = [[Op.parse_op(op) if isinstance(op, str) else op for op in own] for own in made]
         if all(isinstance(op, Op) for own in read for op in own):
             return read
     raise PipelineError(f"a schedule is a list of operations for each worker, as [['0F0', '0B0'], …], not {made!r:.80}")
 
 
 @lru_cache(maxsize=64)
-def ops_in(plan: str) -> tuple[Op, ...]:
+def parse_plan(plan: str) -> tuple[Op, ...]:
     """Return one worker's ops of any kind from the text of its plan."""
     # Cached, because a plan is the same in each step. It was written by the pipeline, so it is not validated here.
     found = re.findall(r"(\d+)(\D)(\d+)", plan)
@@ -117,17 +117,17 @@ def ops_in(plan: str) -> tuple[Op, ...]:
 
 
 @lru_cache(maxsize=64)
-def places_in(plan: str, kind: Kind) -> frozenset[tuple[int, int]]:
+def places_of_kind(plan: str, kind: Kind) -> frozenset[tuple[int, int]]:
     """Return stage and micro-batch of each op of this kind in a plan."""
-    return frozenset((op.stage, op.microbatch) for op in ops_in(plan) if op.kind is kind)
+    return frozenset((op.stage, op.microbatch) for op in parse_plan(plan) if op.kind is kind)
 
 
-def run(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Op]:
+def ops_of_stage(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Op]:
     """Return one op of a stage for each of these micro-batches."""
     return [Op(stage, kind, microbatch) for microbatch in microbatches]
 
 
-def check(workers: int, microbatches: int, chunks: int = 1) -> None:
+def check_schedule_size(workers: int, microbatches: int, chunks: int = 1) -> None:
     """Raise PipelineError for numbers from which no schedule can be made."""
     for what, number in (("workers", workers), ("microbatches", microbatches), ("chunks", chunks)):
         if not isinstance(number, int) or number < 1:
@@ -141,23 +141,25 @@ def check_chunks(name: str, chunks: int, wanted: int) -> None:
         raise PipelineError(f"schedule {name!r} gives each worker {stages}: chunks must be {wanted}, not {chunks!r}")
 
 
-def placement(ops: Ops) -> dict[int, int]:
+def find_placement(ops: Ops) -> dict[int, int]:
     """Return the worker number of each stage; PipelineError if a stage runs on more than one."""
-    home: dict[int, int] = {}
-    for worker, index, op in walk(ops):
-        if home.setdefault(op.stage, worker) != worker:
-            raise _make_op_error(worker, index, op, f"stage {op.stage} runs on worker number {home[op.stage]} already")
-    return home
+    worker_of_stage: dict[int, int] = {}
+    for worker, index, op in enumerate_ops(ops):
+        if worker_of_stage.setdefault(op.stage, worker) != worker:
+            raise _make_op_error(
+                worker, index, op, f"stage {op.stage} runs on worker number {worker_of_stage[op.stage]} already"
+            )
+    return worker_of_stage
 
 
-def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = None) -> None:
+def validate_ops(ops: Ops, stages: int, microbatches: int, most_live: int | None = None) -> None:
     """Check that each stage runs each micro-batch forward and backward once, on one worker, in an order that can run.
     PipelineError for an op out of range, twice or missing, a stage on two workers, a deadlock, or a worker that keeps
-    more activations than `most_live` at once, as `peak` counts them."""
+    more activations than `most_live` at once, as `peak_activations` counts them."""
     seen: dict[Op, str] = {}  # op -> its place, for errors
-    for worker, index, op in walk(ops):
+    for worker, index, op in enumerate_ops(ops):
         if op.stage >= stages or op.microbatch >= microbatches:
-            there = f"{counted(stages, 'stage')} and {counted(microbatches, 'micro-batch')}"
+            there = f"{count_noun(stages, 'stage')} and {count_noun(microbatches, 'micro-batch')}"
             raise _make_op_error(worker, index, op, f"the step has {there}, both from 0")
         if op.kind is Kind.ALL_REDUCE:
             raise _make_op_error(worker, index, op, "the pipeline itself adds up the gradients of replicas")
@@ -165,9 +167,9 @@ def validate(ops: Ops, stages: int, microbatches: int, most_live: int | None = N
             raise _make_op_error(worker, index, op, f"{seen[op]} is the same operation")
         seen[op] = f"ops[{worker}][{index}]"
     _check_complete(seen, stages, microbatches)
-    placement(ops)
+    find_placement(ops)
     _recomputed_in_time(ops)
-    for _ in playable(ops, stages):  # raises at a deadlock
+    for _ in iterate_runnable(ops, stages):  # raises at a deadlock
         pass
     if most_live is not None:
         _check_activations(ops, most_live)
@@ -191,27 +193,27 @@ def _check_complete(seen: Mapping[Op, str], stages: int, microbatches: int) -> N
 def _recomputed_in_time(ops: Ops) -> None:
     """Check that each recomputation comes before its backward."""
     begun: set[Op] = set()
-    for worker, index, op in walk(ops):
-        if op.kind is Kind.RECOMPUTE and gives(Op(op.stage, Kind.BACKWARD, op.microbatch)) in begun:
+    for worker, index, op in enumerate_ops(ops):
+        if op.kind is Kind.RECOMPUTE and result_of_op(Op(op.stage, Kind.BACKWARD, op.microbatch)) in begun:
             raise _make_op_error(worker, index, op, "its backward comes before")
-        begun.add(gives(op))
+        begun.add(result_of_op(op))
 
 
 def _check_activations(ops: Ops, most: int) -> None:
     """Check that no worker keeps more than `most` activations at once."""
     for worker, own in enumerate(ops):
-        for index, kept in enumerate(live(own)):
+        for index, kept in enumerate(live_activations(own)):
             if kept > most:
                 why = f"it would keep the activations of {kept} micro-batches, and {most} are allowed"
                 raise _make_op_error(worker, index, own[index], why)
 
 
-def peak(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> float:
+def peak_activations(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> float:
     """Return the most that a worker with this list keeps at once; by default each activation counts 1."""
-    return max(live(own, activation), default=0)
+    return max(live_activations(own, activation), default=0)
 
 
-def live(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> Iterator[float]:
+def live_activations(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) -> Iterator[float]:
     """Yield the activations kept after each op: from the forward, or its recomputation, to the end of the backward."""
     later = {(op.stage, op.microbatch) for op in own if op.kind is Kind.RECOMPUTE}
     changes = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT: -1, Kind.RECOMPUTE: 1}  # of the number of activations
@@ -221,8 +223,8 @@ def live(own: list[Op], activation: Callable[[int], float] = lambda stage: 1) ->
     return itertools.accumulate(kept)
 
 
-def needs(op: Op, stages: int) -> list[Op]:
-    """Return the results (`gives`), of any worker, that must exist before `op` may begin."""
+def needed_results(op: Op, stages: int) -> list[Op]:
+    """Return the results (`result_of_op`), of any worker, that must exist before `op` may begin."""
     if op.kind is Kind.FORWARD:
         return [Op(op.stage - 1, Kind.FORWARD, op.microbatch)] if op.stage else []
     if op.kind is Kind.WEIGHT:
@@ -235,12 +237,12 @@ def needs(op: Op, stages: int) -> list[Op]:
     return [Op(op.stage, Kind.FORWARD, op.microbatch), *gradient]
 
 
-def gives(op: Op) -> Op:
+def result_of_op(op: Op) -> Op:
     """Return the op whose result this op has made: that of a whole backward is that of its first half."""
     return Op(op.stage, Kind.INPUT, op.microbatch) if op.kind is Kind.BACKWARD else op
 
 
-def playable(ops: Ops, stages: int) -> Iterator[tuple[int, Op]]:
+def iterate_runnable(ops: Ops, stages: int) -> Iterator[tuple[int, Op]]:
     """Yield (worker, op) in an order that meets all needs; PipelineError if no op can run and some are left."""
     done: set[Op] = set()
     at = [0] * len(ops)  # for each worker, the index of its next op
@@ -248,10 +250,10 @@ def playable(ops: Ops, stages: int) -> Iterator[tuple[int, Op]]:
     while progress:
         progress = False
         for worker, own in enumerate(ops):
-            while at[worker] < len(own) and done.issuperset(needs(own[at[worker]], stages)):
+            while at[worker] < len(own) and done.issuperset(needed_results(own[at[worker]], stages)):
                 op = own[at[worker]]
                 yield worker, op
-                done.add(gives(op))
+                done.add(result_of_op(op))
                 at[worker] += 1
                 progress = True
     if any(at[worker] < len(own) for worker, own in enumerate(ops)):
@@ -260,18 +262,18 @@ def playable(ops: Ops, stages: int) -> Iterator[tuple[int, Op]]:
 
 def _make_deadlock_error(ops: Ops, stages: int, at: list[int], done: set[Op]) -> PipelineError:
     """Return an error with the waiting op of each worker, and the place of the op that it waits for."""
-    place = {gives(op): (f"ops[{worker}][{index}]", op) for worker, index, op in walk(ops)}
+    place = {result_of_op(op): (f"ops[{worker}][{index}]", op) for worker, index, op in enumerate_ops(ops)}
     lines = []
     for worker, own in enumerate(ops):
         if at[worker] < len(own):
             op = own[at[worker]]
-            wanted = next(need for need in needs(op, stages) if need not in done)
+            wanted = next(need for need in needed_results(op, stages) if need not in done)
             there, other = place.get(wanted, ("no place: no worker runs it", wanted))
             lines.append(f"ops[{worker}][{at[worker]}] = {op} waits for {other} at {there}")
     return PipelineError("this schedule never ends: " + "; ".join(lines))
 
 
-def walk(ops: Ops) -> Iterator[tuple[int, int, Op]]:
+def enumerate_ops(ops: Ops) -> Iterator[tuple[int, int, Op]]:
     """Yield worker, index and op of all lists."""
     return ((worker, index, op) for worker, own in enumerate(ops) for index, op in enumerate(own))
 

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from rpcbench import autograd
-from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.errors import PipelineError, count_noun
 from rpcbench.pipeline import batchnorm, microbatch, weights_file
 from rpcbench.pipeline.batch import Batch, BatchRunner, StepResult
 from rpcbench.pipeline.checkpoint import Checkpoints, load_state
-from rpcbench.pipeline.data_parallel import replicated, warn_of_hosts
+from rpcbench.pipeline.data_parallel import replicate_stages, warn_of_hosts
 from rpcbench.pipeline.driver import OptimizerSpec, WorkerGroup
 from rpcbench.pipeline.ops import Ops, Schedule
 from rpcbench.pipeline.plan import ScheduleCache
@@ -37,7 +37,15 @@ from rpcbench.pipeline.schedules import chunks_for
 from rpcbench.pipeline.split import Stage, Stages, check_patterns
 from rpcbench.pipeline.stage import PrecisionConfig, warn_if_evaluating
 from rpcbench.pipeline.tasks import LossFn, Metric
-from rpcbench.pipeline.training import Fit, History, Schedulers, SchedulerSpec, evaluated, predicted, rate
+from rpcbench.pipeline.training import (
+    Fit,
+    History,
+    Schedulers,
+    SchedulerSpec,
+    evaluate_metrics,
+    learning_rate,
+    predict_outputs,
+)
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 
@@ -110,22 +118,22 @@ class Pipeline:
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
-        self._agent: Agent = current.current()
+        self._agent: Agent = current.current_agent()
         _check_arguments(stages, optimizer, lr_scheduler)
         _check_loss(loss_fn)
         names = {self._agent.member(worker).id: worker for worker in stages.workers}  # raises before a stage is created
         if chunks is None:
             chunks = chunks_for(schedule, stages.sizes, len(stages.row))
         schedule_cache = ScheduleCache(schedule, len(stages.row), microbatches, chunks, recompute, stages.replicas)
-        microbatch.weights([1], loss_reduction)  # raises for an unknown reduction
+        microbatch.loss_weights([1], loss_reduction)  # raises for an unknown reduction
         numerics = PrecisionConfig(autocast, batch_norm)
-        numerics.check()
+        numerics.check_options()
         self.ops: Ops = schedule_cache.whole.ops  # for users, to print and simulate
         self.microbatches = microbatches
-        row = stages.cut(schedule_cache.whole.homes)  # of one replica
+        row = stages.cut(schedule_cache.whole.placement)  # of one replica
         if optimizer is not None and len(optimizer) == 3:
             check_patterns(optimizer[2], row)
-        self.stages: list[Stage] = replicated(row, stages.workers, stages.replicas)
+        self.stages: list[Stage] = replicate_stages(row, stages.workers, stages.replicas)
         if loss_fn is not None:
             warn_if_evaluating([link.module for link in stages.links] if stages.whole is None else [stages.whole])
         if batch_norm == batchnorm.WARN and loss_fn is not None:
@@ -141,9 +149,9 @@ class Pipeline:
         # Checkpoints have the optimizer's class: its state fits no other class.
         name = f"{optimizer[0].__module__}.{optimizer[0].__qualname__}" if optimizer else ""
         self._checkpoints = Checkpoints(seeds, name, checkpoint, checkpoint_every)
-        self.worker_group.steps.on_applied = partial(self._checkpoints.applied, self.worker_group)
+        self.worker_group.steps.on_applied = partial(self._checkpoints.step_applied, self.worker_group)
         if self._schedulers is not None:
-            self._schedulers.on_moved = partial(self._checkpoints.moved, self.worker_group)
+            self._schedulers.on_moved = partial(self._checkpoints.rates_changed, self.worker_group)
 
     # -- training
     def step(self, x: Any, y: Any) -> StepResult:
@@ -242,12 +250,14 @@ class Pipeline:
         """
         sums, rates = self._runs.reduction == "sum", self._schedulers
         own = self.accumulate, self.evaluate, sums
-        return Fit(*own, loader, epochs, progress, on_step, on_epoch, clip, rates, lr_step, validate, metrics).run()
+        return Fit(
+            *own, loader, epochs, progress, on_step, on_epoch, clip, rates, lr_step, validate, metrics
+        ).run_epochs()
 
     @property
     def lr(self) -> float:
         """The current learning rate, read from the workers."""
-        return rate(self.worker_group)
+        return learning_rate(self.worker_group)
 
     @property
     def lr_scheduler(self) -> Schedulers:
@@ -275,17 +285,17 @@ class Pipeline:
         Raises:
             PipelineError: without a loss_fn and metrics, or for data that do not fit.
         """
-        return evaluated(self._runs, x, y, metrics or {})
+        return evaluate_metrics(self._runs, x, y, metrics or {})
 
     def predict(self, x: Any) -> Any:
         """Return the outputs of the last stage in evaluation mode, in the order of the samples.
         x: a batch, or a loader of batches or of pairs, of which the targets are ignored."""
-        return predicted(self._runs, x)
+        return predict_outputs(self._runs, x)
 
     # -- parameters and gradients
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return all parameters and buffers, under the names of the un-split model."""
-        return self.worker_group.state()
+        return self.worker_group.gather_state()
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients that the latest step has applied, after clipping, under the names of the un-split model.
@@ -296,7 +306,7 @@ class Pipeline:
                 "the gradients of a step are dropped at its end: give Pipeline keep_gradients=True, or read them in "
                 "`with pipe.batch(x, y) as batch: batch.gradients()`"
             )
-        if not (found := self.worker_group.kept()):
+        if not (found := self.worker_group.gather_kept_gradients()):
             raise PipelineError("there are no gradients: no step has been applied yet, or nothing is to be trained")
         return found
 
@@ -309,7 +319,7 @@ class Pipeline:
     @property
     def optimizer_step(self) -> int | None:
         """Optimizer steps that all stages have made, also before a checkpoint; None if some have made more."""
-        return self.worker_group.commit_state.number
+        return self.worker_group.commit_state.common_step
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint: each worker writes its own stages' parameters and optimizers.
@@ -319,10 +329,10 @@ class Pipeline:
         With the suffix .safetensors it is one file, which this process writes: the parameters and buffers under the
         un-split model's names, for other programs. It has no optimizer's state and no random state, so training cannot
         continue from it exactly."""
-        if weights_file.names_one(folder):
-            weights_file.save(self.worker_group, folder)
+        if weights_file.is_weights_path(folder):
+            weights_file.save_weights(self.worker_group, folder)
         else:
-            self._checkpoints.save(self.worker_group, folder)
+            self._checkpoints.save_checkpoint(self.worker_group, folder)
 
     def load(self, folder: str | Path) -> int:
         """Continue from a checkpoint of the model, made with any split and schedule; return its optimizer step.
@@ -330,21 +340,21 @@ class Pipeline:
 
         From a .safetensors file the stages get parameters and buffers. The optimizers keep their state, of which a
         warning tells where they have made steps, and the count of these is returned."""
-        if weights_file.names_one(folder):
-            return weights_file.load(self.worker_group, folder)
-        return self._checkpoints.load(self.worker_group, folder)
+        if weights_file.is_weights_path(folder):
+            return weights_file.load_weights(self.worker_group, folder)
+        return self._checkpoints.load_checkpoint(self.worker_group, folder)
 
     def resume(self) -> int:
         """Continue from the latest checkpoint in this pipeline's folder, as `load` does; return its optimizer step."""
-        return self._checkpoints.resume(self.worker_group)
+        return self._checkpoints.resume_latest(self.worker_group)
 
     def __repr__(self) -> str:
         where = ", ".join(f"{stage.index} on {stage.worker}" for stage in self.stages)
         replicas = (
             f" in each of {self.worker_group.layout.replicas} replicas" if self.worker_group.layout.replicas > 1 else ""
         )
-        count = f"{counted(self.worker_group.layout.stages, 'stage')}{replicas}"
-        return f"<Pipeline of {count} ({where}), {counted(self.microbatches, 'micro-batch')}>"
+        count = f"{count_noun(self.worker_group.layout.stages, 'stage')}{replicas}"
+        return f"<Pipeline of {count} ({where}), {count_noun(self.microbatches, 'micro-batch')}>"
 
 
 def _check_loss(loss_fn: LossFn | None) -> None:
@@ -365,13 +375,13 @@ def _check_arguments(stages: Stages, optimizer: OptimizerSpec | None, lr_schedul
         ("optimizer", optimizer, 3, "(torch.optim.SGD, {'lr': 0.1})"),
         ("lr_scheduler", lr_scheduler, 2, "(torch.optim.lr_scheduler.StepLR, {'step_size': 30})"),
     ):
-        told = (
+        valid = (
             isinstance(given, tuple)
             and 2 <= len(given) <= most
             and callable(given[0])
             and isinstance(given[1], Mapping)
         )
-        if given is not None and not told:
+        if given is not None and not valid:
             raise PipelineError(f"{name} must be a class and its arguments, as {example}, not {given!r:.80}")
     if optimizer is not None and not isinstance(optimizer[0], type):
         raise PipelineError(

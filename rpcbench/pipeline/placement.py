@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.errors import PipelineError, count_noun
 from rpcbench.pipeline.exchange import COMMIT_KINDS, DONE, REPLICA_KINDS, Slot
 from rpcbench.pipeline.ops import Kind, Op
 
@@ -28,7 +28,7 @@ class StagePlacement:
     """For one worker, the ids of the workers that it exchanges values with."""
 
     stages: Mapping[int, int]  # stage -> worker, within its replica
-    column: tuple[int, ...]  # by replica, the workers that have its stages
+    replica_workers: tuple[int, ...]  # by replica, the workers that have its stages
     replica: int  # its own
 
     def sender_of(self, slot: Slot) -> int | None:
@@ -37,14 +37,14 @@ class StagePlacement:
             return None
         if slot.kind in COMMIT_KINDS:
             return slot.source
-        return self.column[slot.source] if slot.kind in REPLICA_KINDS else self.stages[slot.source]
+        return self.replica_workers[slot.source] if slot.kind in REPLICA_KINDS else self.stages[slot.source]
 
     def receiver_of(self, slot: Slot) -> int:
         """Return the worker that a value for this slot is sent to."""
         # In slots of the commit, `microbatch` is the id of the receiver; between replicas, it is its replica.
         if slot.kind in COMMIT_KINDS:
             return slot.microbatch
-        return self.column[slot.microbatch] if slot.kind in REPLICA_KINDS else self.stages[slot.stage]
+        return self.replica_workers[slot.microbatch] if slot.kind in REPLICA_KINDS else self.stages[slot.stage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +54,30 @@ class WorkerMesh:
     stages: int
     replicas: int = 1
 
-    def stage(self, number: int) -> int:
+    def stage_of(self, number: int) -> int:
         return number % self.stages
 
-    def replica(self, number: int) -> int:
+    def replica_of(self, number: int) -> int:
         return number // self.stages
 
-    def column(self, stage: int, each: Mapping[int, T]) -> tuple[T, ...]:
+    def replica_entries(self, stage: int, each: Mapping[int, T]) -> tuple[T, ...]:
         """Return the entries of all replicas of a stage, in their order, from a mapping by number."""
         return tuple(each[replica * self.stages + stage] for replica in range(self.replicas))
 
-    def homes(self, id_: int, each: Mapping[int, int]) -> StagePlacement:
+    def placement_for(self, id_: int, each: Mapping[int, int]) -> StagePlacement:
         """Return the placement for the worker with this id. `each`: number → id of its worker."""
-        own = next(number for number, home in each.items() if home == id_)
-        first = self.replica(own) * self.stages
+        own = next(number for number, worker_id in each.items() if worker_id == id_)
+        first = self.replica_of(own) * self.stages
         row = {stage: each[first + stage] for stage in range(self.stages)}
-        return StagePlacement(row, self.column(self.stage(own), each), self.replica(own))
+        return StagePlacement(row, self.replica_entries(self.stage_of(own), each), self.replica_of(own))
 
-    def named(self, numbers: Iterable[int]) -> str:
+    def describe_stages(self, numbers: Iterable[int]) -> str:
         """Return a phrase such as "stages 0 and 1", or "stage 1 of replicas 0 and 1"."""
         if self.replicas == 1:
             return _format_numbers("stage", sorted(numbers))
         replicas: dict[tuple[int, ...], list[int]] = {}
         for replica in range(self.replicas):
-            own = tuple(self.stage(number) for number in sorted(numbers) if self.replica(number) == replica)
+            own = tuple(self.stage_of(number) for number in sorted(numbers) if self.replica_of(number) == replica)
             replicas.setdefault(own, []).append(replica)  # replicas with the same stages make one phrase
         return " and ".join(
             f"{_format_numbers('stage', own)} of {_format_numbers('replica', those)}"
@@ -97,13 +97,13 @@ def all_reduce_ops(own: Sequence[Op]) -> list[Op]:
     return [Op(stage, Kind.ALL_REDUCE, 0) for stage in sorted({op.stage for op in own})]
 
 
-def check_count(workers: Sequence[str], replicas: int) -> None:
+def check_replica_count(workers: Sequence[str], replicas: int) -> None:
     """Raise PipelineError if the workers cannot be divided evenly among the replicas."""
     if not isinstance(replicas, int) or replicas < 1:
         raise PipelineError(f"replicas must be a whole number of at least 1, not {replicas!r}")
     if len(workers) % replicas:
         raise PipelineError(
-            f"{counted(len(workers), 'worker')} cannot hold {counted(replicas, 'replica')}: "
+            f"{count_noun(len(workers), 'worker')} cannot hold {count_noun(replicas, 'replica')}: "
             "each needs as many workers as the others, so "
             "give a multiple of that"
         )

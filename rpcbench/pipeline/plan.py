@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from rpcbench.base.errors import PipelineError, counted
-from rpcbench.pipeline.ops import Kind, Ops, Schedule, placement, read, text, validate
+from rpcbench.base.errors import PipelineError, count_noun
+from rpcbench.pipeline.ops import Kind, Ops, Schedule, find_placement, format_ops, read_ops, validate_ops
 from rpcbench.pipeline.placement import all_reduce_ops, renumbered_ops
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.schedules import named
@@ -26,28 +26,28 @@ class Orders:
 
     ops: Ops  # the lists of the first replica, then those of the second, ...
     microbatches: int
-    homes: tuple[int, ...]  # homes[stage]: the number of its worker within a replica
+    placement: tuple[int, ...]  # homes[stage]: the number of its worker within a replica
     ideal: float | None  # idle share if all stages take equally long; None for a run that does not train
     replicas: int = 1
 
     @cached_property
-    def plans(self) -> list[str]:
-        """The operations as texts that workers read with `ops_in`."""
+    def plan_texts(self) -> list[str]:
+        """The operations as texts that workers read with `parse_plan`."""
         return [" ".join(map(str, own)) for own in self.ops]
 
     @cached_property
-    def forwards(self) -> Orders:
+    def forward_orders(self) -> Orders:
         """The forwards only, for a run that does not train."""
         ops = [[op for op in own if op.kind is Kind.FORWARD] for own in self.ops]
-        return Orders(ops, self.microbatches, self.homes, None, self.replicas)
+        return Orders(ops, self.microbatches, self.placement, None, self.replicas)
 
-    def replica(self, worker: int) -> int:
+    def replica_of_worker(self, worker: int) -> int:
         """Return the replica of the worker with this number."""
         return worker // (len(self.ops) // self.replicas)
 
-    def has_last(self, worker: int) -> bool:
+    def has_last_stage(self, worker: int) -> bool:
         """Return whether the worker has the last stage."""
-        return worker % (len(self.ops) // self.replicas) == self.homes[-1]
+        return worker % (len(self.ops) // self.replicas) == self.placement[-1]
 
 
 class ScheduleCache:
@@ -63,20 +63,20 @@ class ScheduleCache:
         recompute: Recompute,
         replicas: int = 1,
     ) -> None:
-        self._schedule = maker(schedule)
+        self._schedule = schedule_function(schedule)
         self._workers, self._chunks, self._recompute = workers, chunks, recompute
         self.microbatches, self._replicas = microbatches * replicas, replicas
         self._cached = lru_cache(maxsize=16)(self._make_orders)
         self.whole = self._cached(self.microbatches)  # at once, so that errors are raised early
 
-    def fitting(self, samples: int) -> Orders:
+    def orders_for_batch(self, samples: int) -> Orders:
         """Return the orders for a batch of this size."""
         orders = self._cached(max(1, min(self.microbatches, samples)))
         # A user's schedule may place stages by the number of micro-batches, but modules stay on their workers.
-        if orders.homes != self.whole.homes:
+        if orders.placement != self.whole.placement:
             raise PipelineError(
-                f"the schedule puts stages on other workers for {counted(orders.microbatches, 'micro-batch')} than for "
-                f"{self.microbatches}: give batches of at least {counted(self.microbatches, 'sample')}"
+                f"the schedule puts stages on other workers for {count_noun(orders.microbatches, 'micro-batch')} than for "
+                f"{self.microbatches}: give batches of at least {count_noun(self.microbatches, 'sample')}"
             )
         return orders
 
@@ -91,23 +91,25 @@ class ScheduleCache:
             ops += [
                 (renumbered_ops(own, replica, self._replicas) if count else []) + all_reduce_ops(own) for own in row.ops
             ]
-        if any(row.homes != rows[0].homes for row in rows):
+        if any(row.placement != rows[0].placement for row in rows):
             raise PipelineError("the schedule puts stages on other workers if there is one micro-batch more")
-        return Orders(ops, microbatches, rows[0].homes, simulate(ops).idle, self._replicas)
+        return Orders(ops, microbatches, rows[0].placement, simulate(ops).idle, self._replicas)
 
     def _orders_of_replica(self, microbatches: int, replica: int) -> Orders:
         """Return the orders of one replica, with its micro-batches counted from 0."""
         chunks = {} if self._chunks is None else {"chunks": self._chunks}
-        made = read(self._schedule(self._workers, microbatches, **chunks))
+        made = read_ops(self._schedule(self._workers, microbatches, **chunks))
         ops = with_recompute(made, self._recompute_of_replica(replica), microbatches)
         stage_count = 1 + max((op.stage for own in ops for op in own), default=-1)
-        validate(ops, stage_count, microbatches)
+        validate_ops(ops, stage_count, microbatches)
         if len(ops) != self._workers:
             raise PipelineError(
-                f"the schedule has lists for {counted(len(ops), 'worker')}, the split names {self._workers}"
+                f"the schedule has lists for {count_noun(len(ops), 'worker')}, the split names {self._workers}"
             )
-        homes = placement(ops)
-        return Orders(ops, microbatches, tuple(homes[stage] for stage in range(stage_count)), simulate(ops).idle)
+        worker_of_stage = find_placement(ops)
+        return Orders(
+            ops, microbatches, tuple(worker_of_stage[stage] for stage in range(stage_count)), simulate(ops).idle
+        )
 
     def _recompute_of_replica(self, replica: int) -> Recompute:
         """Return the recompute option with micro-batch numbers of the batch converted from those of the replica."""
@@ -130,7 +132,7 @@ class Plan:
     microbatches: int
 
     def __str__(self) -> str:
-        return text(self.ops)
+        return format_ops(self.ops)
 
     __repr__ = __str__
 
@@ -148,15 +150,15 @@ class Plan:
         mine = (len(self.ops), self.microbatches)
         if workers != mine[0] or microbatches > mine[1] or chunks * workers not in (0, self.stages):
             raise PipelineError(
-                f"this schedule is for {mine[0]} workers with {counted(self.stages, 'stage')} and "
-                f"{counted(mine[1], 'micro-batch')}, not for {counted(workers, 'worker')} and "
-                f"{counted(microbatches, 'micro-batch')}"
+                f"this schedule is for {mine[0]} workers with {count_noun(self.stages, 'stage')} and "
+                f"{count_noun(mine[1], 'micro-batch')}, not for {count_noun(workers, 'worker')} and "
+                f"{count_noun(microbatches, 'micro-batch')}"
             )
         return [[op for op in own if op.microbatch < microbatches] for own in self.ops]
 
     def check(self, most_live: int) -> None:
         """Raise PipelineError, with the op, if a worker would keep more activations than `most_live` at once."""
-        validate(self.ops, self.stages, self.microbatches, most_live)
+        validate_ops(self.ops, self.stages, self.microbatches, most_live)
 
     def simulate(self, cost: Cost = equal_stages, transfer: float = 0.0, activation: Each = 1.0) -> Simulation:
         """Simulate these ops, as `simulate` does."""
@@ -191,7 +193,7 @@ def schedule(
     Raises:
         PipelineError: where the schedule is incomplete or can never end; it names the op.
     """
-    ops = read(_make_ops(what, workers, microbatches, chunks))
+    ops = read_ops(_make_ops(what, workers, microbatches, chunks))
     every = [op for own in ops for op in own]
     if not every:
         raise PipelineError("this schedule has no operation")
@@ -199,32 +201,32 @@ def schedule(
     if (workers or len(ops), microbatches or numbers) != (len(ops), numbers):
         raise PipelineError(
             f"asked for {workers or 'any number of'} workers and {microbatches or 'any number of'} micro-batches, the "
-            f"schedule has made one of {counted(len(ops), 'worker')} and {counted(numbers, 'micro-batch')}"
+            f"schedule has made one of {count_noun(len(ops), 'worker')} and {count_noun(numbers, 'micro-batch')}"
         )
-    validate(ops, stages, numbers)
+    validate_ops(ops, stages, numbers)
     return Plan(ops, stages, numbers)
 
 
-def maker(what: str | Schedule) -> Schedule:
+def schedule_function(what: str | Schedule) -> Schedule:
     """Return the schedule function of a name, function, plan or text. PipelineError for anything else."""
     if isinstance(what, str):
-        return schedule(what) if is_text(what) else named(what)
+        return schedule(what) if is_ops_text(what) else named(what)
     if not callable(what):
         raise PipelineError(f"a schedule is a name, as '1f1b', a function, or a result of schedule(), not {what!r}")
     return what
 
 
 def _make_ops(what: str | Schedule | Ops, workers: int | None, microbatches: int | None, chunks: int | None) -> Any:
-    if isinstance(what, list) or (isinstance(what, str) and is_text(what)):
+    if isinstance(what, list) or (isinstance(what, str) and is_ops_text(what)):
         if (workers, microbatches, chunks) != (None, None, None):
             raise PipelineError("operations have numbers of their own: leave out workers, microbatches and chunks")
         return what
-    make = maker(what)
+    make = schedule_function(what)
     if workers is None or microbatches is None:
         raise PipelineError("give numbers of workers and micro-batches: schedule('1f1b', workers=4, microbatches=8)")
     return make(workers, microbatches, **({} if chunks is None else {"chunks": chunks}))
 
 
-def is_text(what: str) -> bool:
+def is_ops_text(what: str) -> bool:
     """Return whether this is operations as text. A single word that does not have the form of an op is a name."""
     return len(what.split()) != 1 or (what.strip()[0].isdigit() and what.strip()[-1].isdigit())

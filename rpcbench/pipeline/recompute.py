@@ -34,7 +34,7 @@ class StepSeeds:
     def __init__(self, base: int, drawn: int = 0, evaluated: int = 0) -> None:
         self.base, self.drawn, self.evaluated = base, drawn, evaluated  # all three are in checkpoints
 
-    def draw(self, train: bool = True) -> int:
+    def next_seed(self, train: bool = True) -> int:
         """Return the next seed, 0 to 2**62 - 1."""
         if train:
             self.drawn += 1
@@ -43,7 +43,7 @@ class StepSeeds:
         return _mix_numbers(self.base + 1, self.evaluated) >> 2
 
 
-def seed(step_seed: int, op: Op) -> int:
+def forward_seed(step_seed: int, op: Op) -> int:
     """Return the seed of a stage's forward of a micro-batch, 0 to 2**63 - 1."""
     return _mix_numbers(step_seed, op.stage, op.microbatch) >> 1
 
@@ -58,7 +58,7 @@ def _mix_numbers(start: int, *numbers: int) -> int:
 
 
 @contextlib.contextmanager
-def seeded(number: int) -> Iterator[None]:
+def seeded_rng(number: int) -> Iterator[None]:
     """Seed the generator for the block, and restore its state afterwards."""
     before = begin_rng(number)
     try:

@@ -39,11 +39,11 @@ class OperatorName:
     module: str = ""
 
     @staticmethod
-    def of(op: torch._ops.OpOverload) -> OperatorName:
+    def from_overload(op: torch._ops.OpOverload) -> OperatorName:
         """Return the name of an operator of this process."""
         return OperatorName(str(op), "" if op.namespace in _WITH_TORCH else _module_of(op))
 
-    def find(self) -> Any:
+    def find_operator(self) -> Any:
         """Return the operator; import its module if it is not registered. PipelineError where that does not help."""
         find = operator.attrgetter(self.path)
         try:
@@ -59,7 +59,7 @@ class OperatorName:
         raise PipelineError(self._missing_text()) from failure
 
     def _missing_text(self) -> str:
-        agent = current.find()
+        agent = current.find_current()
         where = "this process" if agent is None else agent.name
         if self.module == "__main__":
             remedy = "run the cell or the lines that define it there, too, as by %%remote all"

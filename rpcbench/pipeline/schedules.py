@@ -24,7 +24,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from rpcbench.base.errors import PipelineError
-from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, check, check_chunks, needs, run
+from rpcbench.pipeline.ops import (
+    Kind,
+    Op,
+    Ops,
+    Schedule,
+    check_chunks,
+    check_schedule_size,
+    needed_results,
+    ops_of_stage,
+)
 
 
 def bfs(workers: int, microbatches: int, chunks: int = 2) -> Ops:
@@ -33,11 +42,15 @@ def bfs(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     Few, long runs through each stage. Every stage keeps the activations of all micro-batches.
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023.
     """
-    check(workers, microbatches, chunks)
+    check_schedule_size(workers, microbatches, chunks)
     everything = range(microbatches)
     return [
-        [op for chunk in range(chunks) for op in run(chunk * workers + w, Kind.FORWARD, everything)]
-        + [op for chunk in reversed(range(chunks)) for op in run(chunk * workers + w, Kind.BACKWARD, everything)]
+        [op for chunk in range(chunks) for op in ops_of_stage(chunk * workers + w, Kind.FORWARD, everything)]
+        + [
+            op
+            for chunk in reversed(range(chunks))
+            for op in ops_of_stage(chunk * workers + w, Kind.BACKWARD, everything)
+        ]
         for w in range(workers)
     ]
 
@@ -46,11 +59,11 @@ def interleaved(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     """Interleave 1F1B over several stages per worker: rounds of `workers` micro-batches pass all of a worker's stages.
     If the micro-batches do not fill whole rounds, the last round has gaps.
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021."""
-    check(workers, microbatches, chunks)
-    return in_rounds(workers, microbatches, chunks, Kind.BACKWARD, apart=2)
+    check_schedule_size(workers, microbatches, chunks)
+    return interleave_rounds(workers, microbatches, chunks, Kind.BACKWARD, apart=2)
 
 
-def in_rounds(workers: int, microbatches: int, chunks: int, backward: Kind, apart: int) -> Ops:
+def interleave_rounds(workers: int, microbatches: int, chunks: int, backward: Kind, apart: int) -> Ops:
     """Return rounds of forwards and backwards; the warm-up is `apart` forwards longer than the next worker's."""
     count = -(-microbatches // workers) * workers * chunks  # of forwards, in whole rounds
     lists = []
@@ -80,8 +93,8 @@ _CanRun = Callable[[Op], bool]
 def zb1p(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     """Run rounds as in interleaved 1F1B; a weight op where a worker would wait, or would keep too much: it keeps the
     activations of `workers` micro-batches at most for each of its stages, as 1F1B's first worker."""
-    check(workers, microbatches, chunks)
-    order = in_rounds(workers, microbatches, chunks, Kind.INPUT, apart=1)
+    check_schedule_size(workers, microbatches, chunks)
+    order = interleave_rounds(workers, microbatches, chunks, Kind.INPUT, apart=1)
     return _simulate_workers([_in_order(own, workers * chunks) for own in order], workers * chunks)
 
 
@@ -89,7 +102,7 @@ def zbv(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     """Give each worker two stages, in the shape of a V: the first worker has the first and the last stage. The worker
     that begins the forwards also begins the backwards, and all workers keep the same: the activations of twice as many
     micro-batches as there are workers, of stages that are half as long."""
-    check(workers, microbatches)
+    check_schedule_size(workers, microbatches)
     check_chunks("zbv", chunks, 2)
     last = 2 * workers - 1
     return _simulate_workers([_most_urgent((w, last - w), microbatches, 2 * workers) for w in range(workers)], last + 1)
@@ -98,7 +111,7 @@ def zbv(workers: int, microbatches: int, chunks: int = 2) -> Ops:
 def dualpipev(workers: int, microbatches: int, chunks: int = 2) -> Ops:
     """Give each worker two stages, in the shape of a V; run a forward of one next to a backward of the other. The two
     directly follow each other, for workers that can overlap sending for one with computing the other."""
-    check(workers, microbatches)
+    check_schedule_size(workers, microbatches)
     check_chunks("dualpipev", chunks, 2)
     # The phases need at least these; ops of micro-batches that do not exist are removed afterwards.
     padded = max(microbatches, 2 * workers)
@@ -115,7 +128,7 @@ class _WorkerState:
         self.live = 0  # activations kept
         self.weights: deque[Op] = deque()  # weight ops that can run, the oldest first
 
-    def take(self, could: _CanRun) -> Op | None:
+    def begin_next_op(self, could: _CanRun) -> Op | None:
         """Return the op that the worker begins now, or None."""
         op = self._next(self, could)
         if op is None:
@@ -166,7 +179,11 @@ def _simulate_workers(workers: list[_WorkerState], stages: int) -> Ops:
     done: set[Op] = set()
     going = True
     while going:
-        begun = [op for each in workers if (op := each.take(lambda op: done.issuperset(needs(op, stages)))) is not None]
+        begun = [
+            op
+            for each in workers
+            if (op := each.begin_next_op(lambda op: done.issuperset(needed_results(op, stages)))) is not None
+        ]
         done.update(begun)  # after the round: results are there in the next unit of time
         going = bool(begun)
     return [worker.ops for worker in workers]
@@ -213,7 +230,7 @@ def _yield_dualpipev(w: int, workers: int, microbatches: int) -> Iterator[Op]:
 def sequential(workers: int, microbatches: int, chunks: int = 1) -> Ops:
     """Run one micro-batch after the other, there and back: one worker computes at a time. For comparison. A stage gets
     nothing of the next micro-batch before its backward of this one; then stage 0 begins the next one."""
-    check(workers, microbatches, chunks)
+    check_schedule_size(workers, microbatches, chunks)
     kinds = (Kind.FORWARD, Kind.BACKWARD)
     return [
         [
@@ -234,7 +251,7 @@ def _stages_in_order(worker: int, workers: int, chunks: int, kind: Kind) -> list
 
 def gpipe(workers: int, microbatches: int, chunks: int = 1) -> Ops:
     """Run all forwards, then all backwards. Every stage keeps all micro-batches' activations until its backwards."""
-    check(workers, microbatches)
+    check_schedule_size(workers, microbatches)
     check_chunks("gpipe", chunks, 1)
     return bfs(workers, microbatches, 1)
 
@@ -242,9 +259,9 @@ def gpipe(workers: int, microbatches: int, chunks: int = 1) -> Ops:
 def one_f_one_b(workers: int, microbatches: int, chunks: int = 1) -> Ops:
     """Run forwards until the pipeline is full (warm-up), then a backward after each forward. It idles as long as gpipe,
     but worker w keeps the activations of at most `workers - w` micro-batches, for any number of them."""
-    check(workers, microbatches)
+    check_schedule_size(workers, microbatches)
     check_chunks("1f1b", chunks, 1)
-    return in_rounds(workers, microbatches, 1, Kind.BACKWARD, apart=1)
+    return interleave_rounds(workers, microbatches, 1, Kind.BACKWARD, apart=1)
 
 
 _NAMED: dict[str, Schedule] = {
@@ -266,7 +283,7 @@ def chunks_for(schedule: str | Schedule, sizes: Sequence[int] | None, workers: i
     return len(sizes) // workers if sizes and schedule in _ANY_CHUNKS else None
 
 
-def names() -> list[str]:
+def schedule_names() -> list[str]:
     """Return the names of all schedules."""
     return list(_NAMED)
 

@@ -13,7 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rpcbench.base.charts import RUNNING, Bar, Chart, Mark
-from rpcbench.pipeline.ops import Kind, Op, Ops, gives, needs, peak, playable, walk
+from rpcbench.pipeline.ops import (
+    Kind,
+    Op,
+    Ops,
+    enumerate_ops,
+    iterate_runnable,
+    needed_results,
+    peak_activations,
+    result_of_op,
+)
 
 MARKS = {
     Kind.FORWARD: Mark("░", "blue", "on-blue", "F forward"),
@@ -25,7 +34,7 @@ MARKS = {
 }
 
 
-def chart(
+def make_chart(
     spans: Sequence[Span],
     names: Mapping[int, str],
     title: str,
@@ -49,10 +58,10 @@ def _make_bar(span: Span, staged: bool, running: bool) -> Bar:
 
 
 def _legend_text(kinds: set[Kind], running: bool) -> str:
-    told = {kind: mark.fill + mark.name[1:] for kind, mark in MARKS.items() if kind in kinds}
-    besides = f"; A{told.pop(Kind.ALL_REDUCE)}" if Kind.ALL_REDUCE in told else ""
+    legends = {kind: mark.fill + mark.name[1:] for kind, mark in MARKS.items() if kind in kinds}
+    besides = f"; A{legends.pop(Kind.ALL_REDUCE)}" if Kind.ALL_REDUCE in legends else ""
     still = f"; {RUNNING} still running" if running else ""
-    marks = ", ".join(f"{kind}0{words}" for kind, words in told.items())
+    marks = ", ".join(f"{kind}0{words}" for kind, words in legends.items())
     return f"{marks} of micro-batch 0{besides}; blank: idle{still}"
 
 
@@ -151,7 +160,7 @@ class Simulation:
         """The picture of it: `text(width)`, `svg()`."""
         names = {worker: f"worker {worker}" for worker in range(len(self.peak_live))}
         kept = ", ".join(f"{most:g}" for most in self.peak_memory)
-        return chart(self.spans, names, f"{self.makespan:g} long, idle {self.idle:.1%}, kept at most {kept}")
+        return make_chart(self.spans, names, f"{self.makespan:g} long, idle {self.idle:.1%}, kept at most {kept}")
 
     def text(self, width: int = 100) -> str:
         """Return a drawing, a line for each worker, at most `width` columns wide (20 columns of time at least)."""
@@ -182,14 +191,20 @@ def simulate(ops: Ops, cost: Cost = equal_stages, transfer: float = 0.0, activat
     clock = [0.0] * len(ops)  # for each worker, when it is free
     ended: dict[Op, tuple[float, int]] = {}  # result -> when, and on which worker
     spans: list[Span] = []
-    stages = 1 + max((op.stage for _, _, op in walk(ops)), default=0)
-    for worker, op in playable(ops, stages):
-        came = (end + transfer * (home != worker) for end, home in (ended[need] for need in needs(op, stages)))
-        begin = max([clock[worker], *came])
+    stages = 1 + max((op.stage for _, _, op in enumerate_ops(ops)), default=0)
+    for worker, op in iterate_runnable(ops, stages):
+        arrivals = (
+            end + transfer * (source != worker) for end, source in (ended[need] for need in needed_results(op, stages))
+        )
+        begin = max([clock[worker], *arrivals])
         clock[worker] = begin + cost(op)
-        ended[gives(op)] = clock[worker], worker
+        ended[result_of_op(op)] = clock[worker], worker
         spans.append(Span(worker, op, begin, clock[worker]))
-    memory = tuple(peak(own, lambda stage: _value_of_stage(activation, stage)) for own in ops)
+    memory = tuple(peak_activations(own, lambda stage: _value_of_stage(activation, stage)) for own in ops)
     return Simulation(
-        tuple(spans), max(clock, default=0.0), idle_share(spans, len(ops)), tuple(int(peak(own)) for own in ops), memory
+        tuple(spans),
+        max(clock, default=0.0),
+        idle_share(spans, len(ops)),
+        tuple(int(peak_activations(own)) for own in ops),
+        memory,
     )

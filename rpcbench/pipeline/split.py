@@ -5,7 +5,7 @@
     stages    0: embed layers.0      1: layers.1 layers.2 head
 
 Guarantees: every stage has at least one module; the stages in a row are the model; their modules are the model's own,
-not copies; each key of a stage's state_dict has its name in the un-split model (`Stage.key`).
+not copies; each key of a stage's state_dict has its name in the un-split model (`Stage.unsplit_name`).
 Rules: only rows of modules can be cut, chains or lists with named values (`part`); a chain within a row may be cut
 inside; a buffer that may change belongs to one stage, a parameter may be in several.
 """
@@ -24,11 +24,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
-from rpcbench.base.errors import PipelineError, counted
-from rpcbench.pipeline.balance import balanced, weigh
-from rpcbench.pipeline.exchange import nbytes
-from rpcbench.pipeline.lazy import Lazy, Names, Tied, built, checked_ties, tied_in
-from rpcbench.pipeline.placement import check_count
+from rpcbench.base.errors import PipelineError, count_noun
+from rpcbench.pipeline.balance import balance_stages, weigh_links
+from rpcbench.pipeline.exchange import count_bytes
+from rpcbench.pipeline.lazy import Lazy, Names, Tied, build_stage, ties_of_stage, validate_ties
+from rpcbench.pipeline.placement import check_replica_count
 from rpcbench.pipeline.stage_graph import (
     OUTSIDE,
     Model,
@@ -36,13 +36,13 @@ from rpcbench.pipeline.stage_graph import (
     Segment,
     StageGraph,
     StageIO,
-    children,
-    connect,
-    expanded,
+    check_sendable,
+    connect_links,
+    expand_chain,
+    links_of_model,
     model_inputs,
-    sendable,
 )
-from rpcbench.pipeline.tracing import Recipe, TracedModel, call_of
+from rpcbench.pipeline.tracing import Recipe, TracedModel, model_arguments
 from rpcbench.runtime.handles import layout_of
 
 
@@ -77,21 +77,23 @@ def _gather_inputs(
     crossings: list[Crossing],
     stages: Sequence[Stage],
 ) -> list[Any]:
-    values: list[Any] = [None] * len(stage.ports.order)
-    for way in stage.ports.takes:
-        if way.stage == OUTSIDE:
+    values: list[Any] = [None] * len(stage.ports.argument_order)
+    for path in stage.ports.takes:
+        if path.stage == OUTSIDE:
             message = tuple(inputs[number] for number in stage.ports.inputs)  # not a crossing: the driver sends these
         else:
-            (sent,) = (each for each in stages[way.stage].ports.gives if each.stage == stage.index)
-            message = tuple(given[way.stage][place] for place in sent.places)
-            crossings.append(Crossing(way.stage, stage.index, tuple(map(_describe_value, message)), nbytes(message)))
-        for place, value in zip(way.places, message, strict=True):
+            (sent,) = (each for each in stages[path.stage].ports.gives if each.stage == stage.index)
+            message = tuple(given[path.stage][place] for place in sent.places)
+            crossings.append(
+                Crossing(path.stage, stage.index, tuple(map(_describe_value, message)), count_bytes(message))
+            )
+        for place, value in zip(path.places, message, strict=True):
             values[place] = value
     return values
 
 
 @contextlib.contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Put the module into evaluation mode inside; afterwards restore the mode of each of its modules."""
     modes = {each: each.training for each in module.modules()}
     module.eval()
@@ -150,19 +152,19 @@ class Stage:
     prefixes: tuple[str, ...]  # prefixes[i]: the un-split prefix of the parameter names of module[i]
     tied: tuple[Tied, ...] = ()  # weights that its lazy modules share with others
 
-    def key(self, own: str) -> str:
+    def unsplit_name(self, own: str) -> str:
         """Return the un-split name of a parameter or buffer of `module`, as "layers.2.weight" for "0.weight" here."""
         return whole_name(self.prefixes, {}, own)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all parameters and buffers under their un-split names; one that is used twice comes twice."""
         parameters = self.module.named_parameters(remove_duplicate=False)
         for own, tensor in chain(parameters, self.module.named_buffers(remove_duplicate=False)):
-            yield self.key(own), tensor
+            yield self.unsplit_name(own), tensor
 
 
 def whole_name(prefixes: Sequence[str], first: Mapping[str, str], own: str) -> str:
-    """Return the un-split name, as `Stage.key`; `first` has the names of weights that another stage owns."""
+    """Return the un-split name, as `Stage.unsplit_name`; `first` has the names of weights that another stage owns."""
     position, _, rest = own.partition(".")
     return first.get(own, f"{prefixes[int(position)]}{rest}")
 
@@ -182,7 +184,7 @@ class Stages:
 
     def __repr__(self) -> str:
         sizes = "balanced" if self.sizes is None else f"of {_format_names([*map(str, self.sizes)])}"
-        return f"<Stages {sizes}, from {counted(len(self.links), 'module')}, for {_format_names(self.workers)}>"
+        return f"<Stages {sizes}, from {count_noun(len(self.links), 'module')}, for {_format_names(self.workers)}>"
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -201,19 +203,19 @@ class Stages:
         """
         homes = range(len(self.row)) if homes is None else homes
         bounds = list(accumulate(self._stage_sizes(len(homes)), initial=0))
-        wiring = StageGraph(self.links, connect(self.links, self.inputs), bounds)
+        wiring = StageGraph(self.links, connect_links(self.links, self.inputs), bounds)
         own = [self.links[begin:end] for begin, end in pairwise(bounds)]
         stages = [
             Stage(
                 index,
-                self.row[home],
+                self.row[worker],
                 tuple(link.name for link in own[index]),
-                wiring.module(index),
-                wiring.ports(index),
-                tuple(link.keys for link in own[index]),
-                tied_in(self.ties, self.links, *bounds[index : index + 2]),
+                wiring.make_module(index),
+                wiring.make_stage_io(index),
+                tuple(link.key_prefix for link in own[index]),
+                ties_of_stage(self.ties, self.links, *bounds[index : index + 2]),
             )
-            for index, home in enumerate(homes)
+            for index, worker in enumerate(homes)
         ]
         _refuse_tied_buffers(stages)
         _refuse_shared_memory(stages)
@@ -224,32 +226,38 @@ class Stages:
         Returns the largest difference of the outputs, in evaluation mode, and the values that cross each cut. A model
         that is not traced is run as the row of modules that it is; lazy modules are built for it, in this process."""
         inputs = model_inputs(x, self.inputs)
-        whole, (args, kwargs) = self.whole, call_of(x)
+        whole, (args, kwargs) = self.whole, model_arguments(x)
         if whole is None:
             # One stage of all links is the whole model.
             (one,) = replace(self, workers=self.workers[:1], sizes=(len(self.links),), replicas=1).cut()
-            whole, args, kwargs = built(one.module, one.tied), tuple(inputs[number] for number in one.ports.inputs), {}
-        stages = [replace(stage, module=built(stage.module, stage.tied)) for stage in self.cut()]
+            whole, args, kwargs = (
+                build_stage(one.module, one.tied),
+                tuple(inputs[number] for number in one.ports.inputs),
+                {},
+            )
+        stages = [replace(stage, module=build_stage(stage.module, stage.tied)) for stage in self.cut()]
         given: dict[int, tuple[Any, ...]] = {}  # stage -> the values that it has given
         crossings: list[Crossing] = []
         made: Any = None
         with contextlib.ExitStack() as modes, torch.no_grad():
-            modes.enter_context(evaluating(whole))
+            modes.enter_context(evaluation_mode(whole))
             for stage in stages:
-                modes.enter_context(evaluating(stage.module))
+                modes.enter_context(evaluation_mode(stage.module))
                 made = stage.module(*_gather_inputs(stage, given, inputs, crossings, stages))
                 if stage is not stages[-1]:
-                    given[stage.index] = sendable(made if isinstance(stage.module, Segment) else (made,), stage.index)
+                    given[stage.index] = check_sendable(
+                        made if isinstance(stage.module, Segment) else (made,), stage.index
+                    )
             found = _largest_difference(made, whole(*args, **kwargs))
         return Check(found, tuple(sorted(crossings, key=lambda c: (c.source, c.stage))))
 
     def _stage_sizes(self, stages: int) -> Sequence[int]:
         if self.sizes is None:
             _check_enough(self.links, stages)
-            return balanced(self.weights, stages)
+            return balance_stages(self.weights, stages)
         if len(self.sizes) != stages:
             raise PipelineError(
-                f"the split has {counted(len(self.sizes), 'stage')}, but this schedule runs {stages} on "
+                f"the split has {count_noun(len(self.sizes), 'stage')}, but this schedule runs {stages} on "
                 f"{_format_names(self.row)}: split into as many, or choose other workers or another schedule"
             )
         return self.sizes
@@ -304,19 +312,19 @@ def split(
         PipelineError: if the model is not a chain, or the numbers or names do not fit it.
     """
     workers = _checked_workers(workers)
-    check_count(workers, replicas)
+    check_replica_count(workers, replicas)
     row = workers[: len(workers) // replicas]
     whole = model.model if isinstance(model, TracedModel) else None
     if isinstance(model, TracedModel):
         parts, inputs = [[link] for link in model.links], model.inputs  # already a row of modules
     else:
-        parts = [expanded(child) for child in children(model)]
+        parts = [expand_chain(child) for child in links_of_model(model)]
     links = tuple(link for part in parts for link in part)
     _refuse_shapeless(links)
     _check_enough(links, len(row))
-    ties = checked_ties(tie, links)
+    ties = validate_ties(tie, links)
     names = _checked_inputs(inputs)
-    taken = connect(links, names)
+    taken = connect_links(links, names)
     sizes: list[int] | None = None
     weights: Sequence[int] = ()
     if at is not None:
@@ -326,7 +334,7 @@ def split(
     elif not isinstance(balance, str):
         sizes = _sizes_by_children(balance, [len(part) for part in parts])
     else:
-        weights = weigh(balance, links, taken, None if sample is None else model_inputs(sample, names))
+        weights = weigh_links(balance, links, taken, None if sample is None else model_inputs(sample, names))
     return Stages(links, workers, _shared_out(sizes, row), tuple(weights), names, whole, replicas, ties)
 
 
@@ -334,7 +342,7 @@ def _shared_out(sizes: Sequence[int] | None, row: Sequence[str]) -> tuple[int, .
     """Return the sizes of the stages. PipelineError where they do not give each worker equally many stages."""
     if sizes is not None and len(sizes) % len(row):
         raise PipelineError(
-            f"{counted(len(sizes), 'stage')} for {counted(len(row), 'worker')} ({_format_names(row)}): each "
+            f"{count_noun(len(sizes), 'stage')} for {count_noun(len(row), 'worker')} ({_format_names(row)}): each "
             "worker needs as "
             "many stages as the others. Split into fewer or more stages, or start more workers"
         )
@@ -407,10 +415,10 @@ def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
     first: dict[int, tuple[int, str]] = {}
     for stage in stages:
         for own, tensor in stage.module.named_buffers():
-            index, other = first.setdefault(id(tensor), (stage.index, stage.key(own)))
+            index, other = first.setdefault(id(tensor), (stage.index, stage.unsplit_name(own)))
             if index != stage.index:
                 raise PipelineError(
-                    f"{stage.key(own)!r} of stage {stage.index} is tied to {other!r} of stage {index}: stages can have "
+                    f"{stage.unsplit_name(own)!r} of stage {stage.index} is tied to {other!r} of stage {index}: stages can have "
                     "weights in common, but no buffers. Cut elsewhere (balance=, at=) so that one stage has both, or "
                     "untie them"
                 )
@@ -424,10 +432,10 @@ def _refuse_shared_memory(stages: Sequence[Stage]) -> None:
         for own, parameter in stage.module.named_parameters():
             if not (place := _place_in_memory(parameter)):
                 continue
-            index, other, there = first.setdefault(place, (stage.index, stage.key(own), parameter))
+            index, other, there = first.setdefault(place, (stage.index, stage.unsplit_name(own), parameter))
             if index != stage.index and parameter is not there:
                 raise PipelineError(
-                    f"{stage.key(own)!r} of stage {stage.index} has the memory of {other!r} of stage {index}, but is "
+                    f"{stage.unsplit_name(own)!r} of stage {stage.index} has the memory of {other!r} of stage {index}, but is "
                     "another Parameter, so each stage would train its own. To tie them give both modules the same "
                     "Parameter; else give one a clone of the tensor"
                 )
@@ -465,7 +473,7 @@ Groups = Mapping[str, Mapping[str, Any]] | Callable[[Named], Iterable[Group]]
 """Options by pattern of names, or a function that makes torch's groups of a stage's named parameters."""
 
 
-def grouped(groups: Groups, named: Named) -> list[Group]:
+def parameter_groups(groups: Groups, named: Named) -> list[Group]:
     """Return torch's parameter groups. PipelineError where a user's function returns anything else."""
     if isinstance(groups, Mapping):
         return _by_pattern(groups, named)
@@ -495,7 +503,7 @@ def check_patterns(groups: Groups, stages: Sequence[Stage]) -> None:
     modules = [module for stage in stages for module in stage.module.modules()]
     if not isinstance(groups, Mapping) or any(isinstance(module, Lazy) for module in modules):
         return
-    names = [stage.key(own) for stage in stages for own, _ in stage.module.named_parameters()]
+    names = [stage.unsplit_name(own) for stage in stages for own, _ in stage.module.named_parameters()]
     for pattern in groups:
         if not any(fnmatchcase(name, pattern) for name in names):
             shown = ", ".join(names[:5])

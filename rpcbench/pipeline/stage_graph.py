@@ -19,8 +19,8 @@ Guarantees
 #     stages          0          1                   2                      3
 #     paths           0 -> 1: h  1 -> 2: h, enc      2 -> 3: h              a value that skips a stage is not sent to it
 #
-# 1. `children` and `expanded` turn a model into links; `connect` resolves each name to a `Value`: a link's number and a
-#    place among the values that this link gives. OUTSIDE is the number for the model's inputs.
+# 1. `links_of_model` and `expand_chain` turn a model into links; `connect_links` resolves each name to a `Value`: a
+#    link's number and a place among the values that this link gives. OUTSIDE is the number for the model's inputs.
 # 2. `StageGraph` is given the bounds of the stages. A stage needs each value that a link of it takes from an earlier
 #    link outside the stage, and gives each value of its own that a later stage needs; both lists are sorted.
 # 3. A `StageIO` has one `ValuePath` for each pair of stages. Both ends derive it from these sorted lists, so they agree
@@ -56,14 +56,14 @@ class DimensionSpec(NamedTuple):
     dims_taken: Stated  # only values whose dimensions are stated
     dims_given: Stated
 
-    def taken(self, values: Sequence[Any], where: str = "") -> tuple[Any, ...]:
+    def name_inputs(self, values: Sequence[Any], where: str = "") -> tuple[Any, ...]:
         """Return the module's arguments, with the stated names. `where`: a prefix for errors that names the stage."""
         if not self.dims_taken:
             return tuple(values)
         return _name_values(self.dims_taken, zip(self.takes or (), values, strict=True), f"{where}{self.name!r} takes")
 
-    def given(self, values: Sequence[Any], where: str = "") -> tuple[Any, ...]:
-        """Return the values that the module has returned, with the stated names; see `taken`."""
+    def name_outputs(self, values: Sequence[Any], where: str = "") -> tuple[Any, ...]:
+        """Return the values that the module has returned, with the stated names; see `name_inputs`."""
         if not self.dims_given:
             return tuple(values)
         return _name_values(self.dims_given, zip(self.gives or (), values, strict=True), f"{where}{self.name!r} gives")
@@ -78,17 +78,17 @@ def _name_values(dims: Stated, values: Iterable[tuple[str, Any]], who: str) -> t
 def _name_tensor(value: Any, dims: Dims, who: str) -> Any:
     # Imported here, so that a model without names of dimensions never loads the package.
     from rpcbench.named import NamesError, named
-    from rpcbench.named.rules import show
+    from rpcbench.named.rules import format_tensor
 
     if not isinstance(value, torch.Tensor):
         raise PipelineError(f"{who} as {_format_dims(dims)}, but it is no tensor: {value!r}")
     try:
         return named(value, *dims)
     except NamesError:
-        raise PipelineError(f"{who} as {_format_dims(dims)}, but it is {show(value)}") from None
+        raise PipelineError(f"{who} as {_format_dims(dims)}, but it is {format_tensor(value)}") from None
 
 
-def stated(what: str, values: Values | None) -> Stated:
+def parse_dims(what: str, values: Values | None) -> Stated:
     """Return the names of dimensions given in `takes=` or `gives=`. PipelineError for one that is not a name."""
     if not isinstance(values, Mapping):
         return {}
@@ -102,20 +102,20 @@ def _checked_names(what: str, value: str, dims: Sequence[str | None]) -> Dims:
     if isinstance(dims, str):
         raise PipelineError(f'{what}={{{value!r}: {dims!r}}}: names of dimensions are a tuple, as ("N", "C")')
     try:
-        return dimnames.checked(dims, len(dims))
+        return dimnames.check_names(dims, len(dims))
     except dimnames.NamesError as error:
         raise PipelineError(f"{what}={{{value!r}: {tuple(dims)!r}}}: {error}") from None
 
 
-def agree(value: str, giver: DimensionSpec, taker: DimensionSpec) -> None:
+def check_same_dims(value: str, producer: DimensionSpec, taker: DimensionSpec) -> None:
     """Raise PipelineError if two modules state different names for the dimensions of one value."""
-    given, taken = giver.dims_given.get(value), taker.dims_taken.get(value)
+    given, taken = producer.dims_given.get(value), taker.dims_taken.get(value)
     if given is None or taken is None:
         return
     # The taker may name a dimension that the giver leaves open (None), but not the reverse: a name is never dropped.
     if len(given) != len(taken) or any(a not in (None, b) for a, b in zip(given, taken, strict=True)):
         raise PipelineError(
-            f"{taker.name!r} takes {value!r} as {_format_dims(taken)}, but {giver.name!r} gives it as "
+            f"{taker.name!r} takes {value!r} as {_format_dims(taken)}, but {producer.name!r} gives it as "
             f"{_format_dims(given)}: "
             "state the same names of dimensions in both parts, in the same order"
         )
@@ -153,23 +153,23 @@ class StageIO:
     inputs: tuple[int, ...] = ()
 
     @cached_property
-    def order(self) -> list[int]:
+    def argument_order(self) -> list[int]:
         """For each argument of the module, its index among all values taken, path after path."""
-        places = [place for way in self.takes for place in way.places]
+        places = [place for path in self.takes for place in path.places]
         return sorted(range(len(places)), key=places.__getitem__)
 
     @cached_property
-    def back(self) -> tuple[ValuePath, ...]:
+    def gradient_paths(self) -> tuple[ValuePath, ...]:
         """The paths on which gradients are sent back."""
-        return tuple(way for way in self.takes if way.stage != OUTSIDE)  # the model's inputs get no gradient
+        return tuple(path for path in self.takes if path.stage != OUTSIDE)  # the model's inputs get no gradient
 
 
-def inputs_of(ports: Iterable[StageIO]) -> list[int]:
+def inputs_of_stages(ports: Iterable[StageIO]) -> list[int]:
     """Return the numbers of the model's inputs that any of these stages takes."""
     return sorted({number for each in ports for number in each.inputs})
 
 
-def connect(links: Sequence[ModuleLink], inputs: Sequence[str]) -> list[tuple[Value, ...]]:
+def connect_links(links: Sequence[ModuleLink], inputs: Sequence[str]) -> list[tuple[Value, ...]]:
     """Return for each link the values that it takes. PipelineError for an unknown name, or dimensions that disagree."""
     known = {name: Value(OUTSIDE, place) for place, name in enumerate(inputs)}
     before = tuple(known.values()) or (Value(OUTSIDE, 0),)  # an input without a name is one value
@@ -181,7 +181,7 @@ def connect(links: Sequence[ModuleLink], inputs: Sequence[str]) -> list[tuple[Va
     for link, values in zip(links, taken, strict=True):
         for name, value in zip(link.takes or (), values, strict=False):
             if value.link != OUTSIDE:  # no link gives an input
-                agree(name, links[value.link].terms, link.terms)
+                check_same_dims(name, links[value.link].dimension_spec, link.dimension_spec)
     return taken
 
 
@@ -214,7 +214,7 @@ class StageGraph:
     def _outputs_of_stage(self, stage: int) -> list[Value]:
         return sorted({v for needs in self._needs for v in needs if self._stage_of_link[v.link] == stage})
 
-    def ports(self, stage: int) -> StageIO:
+    def make_stage_io(self, stage: int) -> StageIO:
         """Return the stage's connections."""
         needs, gives = self._needs[stage], self._outputs_of_stage(stage)
         sources = sorted({self._stage_of_link[value.link] for value in needs})
@@ -223,9 +223,9 @@ class StageGraph:
         ]
         to = [ValuePath(t, tuple(p for p, v in enumerate(gives) if v in self._needs[t])) for t in range(self._count)]
         inputs = tuple(value.place for value in needs if value.link == OUTSIDE)
-        return StageIO(tuple(takes), tuple(way for way in to if way.places), inputs)
+        return StageIO(tuple(takes), tuple(path for path in to if path.places), inputs)
 
-    def module(self, stage: int) -> nn.Sequential:
+    def make_module(self, stage: int) -> nn.Sequential:
         """Return the stage as one module, called with the values that it takes, in the order of its ports."""
         begin, end = self._bounds[stage], self._bounds[stage + 1]
         own, taken = self._links[begin:end], self._taken[begin:end]
@@ -255,7 +255,7 @@ class Segment(nn.Sequential):
         stage: int,
     ) -> None:
         super().__init__(*modules)
-        self._terms = [link.terms for link in links]
+        self._terms = [link.dimension_spec for link in links]
         self._begin, self._taken, self._needs, self._values = begin, taken, needs, gives
         self._where = f"stage {stage}, "
 
@@ -263,24 +263,25 @@ class Segment(nn.Sequential):
         held = dict(zip(self._needs, values, strict=True))  # by number, not by name: names may repeat
         made: Any = None
         for number, (module, taken, terms) in enumerate(zip(self, self._taken, self._terms, strict=True)):
-            made = module(*terms.taken([held[value] for value in taken], self._where))
+            made = module(*terms.name_inputs([held[value] for value in taken], self._where))
             if number + 1 < len(self) or self._values is not None:  # not for the output of the model
-                own = given(made, terms, self._where)
+                own = values_of_output(made, terms, self._where)
                 held.update((Value(self._begin + number, p), v) for p, v in enumerate(own))
         if self._values is None:
             return _name_output(made, self._terms[-1], self._where)
         return tuple(held[value] for value in self._values)
 
 
-def given(made: Any, terms: DimensionSpec, where: str = "") -> tuple[Any, ...]:
-    """Return the output of a module as a tuple of values, one for each name. `where`: see `DimensionSpec.taken`."""
+def values_of_output(made: Any, terms: DimensionSpec, where: str = "") -> tuple[Any, ...]:
+    """Return the output of a module as a tuple of values, one for each name. `where`: see
+    `DimensionSpec.name_inputs`."""
     names = terms.gives
     if names is not None and isinstance(made, dict) and made.keys() >= set(names):
-        return terms.given([made[name] for name in names], where)
+        return terms.name_outputs([made[name] for name in names], where)
     if names is None or (len(names) == 1 and not isinstance(made, tuple | list)):
-        return terms.given([made], where)
+        return terms.name_outputs([made], where)
     if isinstance(made, tuple | list) and len(made) == len(names):
-        return terms.given(made, where)
+        return terms.name_outputs(made, where)
     raise PipelineError(f"{terms.name!r} gives {', '.join(names)}, but its forward returned {_describe_value(made)}")
 
 
@@ -288,13 +289,13 @@ def _name_output(made: Any, terms: DimensionSpec, where: str) -> Any:
     """Return the output of the model's last module, in the same structure, with the stated names of dimensions."""
     if not terms.dims_given:
         return made
-    values = given(made, terms, where)
+    values = values_of_output(made, terms, where)
     if isinstance(made, dict):
         return {**made, **dict(zip(terms.gives or (), values, strict=True))}
     return values if isinstance(made, tuple | list) else values[0]
 
 
-def sendable(values: tuple[Any, ...], stage: int) -> tuple[Any, ...]:
+def check_sendable(values: tuple[Any, ...], stage: int) -> tuple[Any, ...]:
     """Return the values if they can be sent to another stage. PipelineError unless all are tensors or numbers."""
     for value in values:
         if not isinstance(value, _SENDABLE):
@@ -353,12 +354,12 @@ class ModuleLink:
     dims_given: Stated = field(default_factory=dict)
 
     @property
-    def keys(self) -> str:
+    def key_prefix(self) -> str:
         """The prefix that the state_dict of the un-split model has before the module's parameters and buffers."""
         return f"{self.name}." if self.prefix is None else self.prefix
 
     @property
-    def terms(self) -> DimensionSpec:
+    def dimension_spec(self) -> DimensionSpec:
         return DimensionSpec(self.name, self.takes, self.gives, self.dims_taken, self.dims_given)
 
 
@@ -391,7 +392,7 @@ def part(module: nn.Module, takes: Values | None = None, gives: Values | None = 
         PipelineError: where something is not a name, or `gives` has a name twice.
     """
     names_taken, names_given = _check_names("takes", takes), _check_names("gives", gives)
-    return Part(module, names_taken, names_given, stated("takes", takes), stated("gives", gives))
+    return Part(module, names_taken, names_given, parse_dims("takes", takes), parse_dims("gives", gives))
 
 
 def _check_names(what: str, names: Values | None) -> Names | None:
@@ -404,7 +405,7 @@ def _check_names(what: str, names: Values | None) -> Names | None:
     return tuple(names)
 
 
-def children(model: Model) -> list[ModuleLink]:
+def links_of_model(model: Model) -> list[ModuleLink]:
     """Return the modules to be run in turn, a chain as one link."""
     named: list[tuple[str, object]]
     if isinstance(model, nn.ModuleList | list | tuple):
@@ -432,7 +433,7 @@ def _make_link(name: str, item: object) -> ModuleLink:
     return ModuleLink(name, module, item.takes, item.gives, dims_taken=item.dims_taken, dims_given=item.dims_given)
 
 
-def expanded(child: ModuleLink) -> list[ModuleLink]:
+def expand_chain(child: ModuleLink) -> list[ModuleLink]:
     """Return the child, or the links of its chain: the first takes its values, the last gives its values."""
     found = list(_chain_links(child.name, child.module))
     found[0] = replace(found[0], takes=child.takes, dims_taken=child.dims_taken)

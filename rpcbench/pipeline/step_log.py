@@ -23,7 +23,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from rpcbench.base.ids import Row, Table
-from rpcbench.pipeline.ops import Kind, Op, ops_in
+from rpcbench.pipeline.ops import Kind, Op, parse_plan
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import EventLog
 
@@ -60,32 +60,32 @@ class CrashRecord:
         self.word = memoryview(memory).cast("Q")  # unsigned, 64 bits
 
     @staticmethod
-    def at(path: str) -> CrashRecord:
-        """Return the record in a file of `files`; for an empty path, one in this process's own memory."""
+    def open_file(path: str) -> CrashRecord:
+        """Return the record in a file of `create_record_files`; for an empty path, one in this process's own memory."""
         if not path:
             return CrashRecord(bytearray(_BYTES))
         with Path(path).open("r+b") as file:
             return CrashRecord(mmap.mmap(file.fileno(), _BYTES))
 
-    def note(self, step: int, doing: WorkerPhase, where: int = 0) -> None:
+    def store_phase(self, step: int, doing: WorkerPhase, where: int = 0) -> None:
         """Store the phase, and the index of the operation or stage."""
         # One store of a machine word: a reader after a death gets this place or the one before, nothing in between.
-        self.word[0] = noted(step, doing) + where % PLACES
+        self.word[0] = phase_word(step, doing) + where % PLACES
 
     @property
-    def place(self) -> StepPosition:
+    def last_position(self) -> StepPosition:
         rest, where = divmod(self.word[0], PLACES)
         step, doing = divmod(rest, _PHASES)
         return StepPosition(step, WorkerPhase(doing), where)
 
 
-def noted(step: int, doing: WorkerPhase) -> int:
+def phase_word(step: int, doing: WorkerPhase) -> int:
     """Return the word for index 0 in this phase; each later index adds 1."""
     return (step * _PHASES + doing) * PLACES
 
 
 @contextlib.contextmanager
-def files(directory: str, ids: Sequence[int]) -> Iterator[dict[int, str]]:
+def create_record_files(directory: str, ids: Sequence[int]) -> Iterator[dict[int, str]]:
     """Create an empty record file for each of these workers; delete them after the block, which opens them."""
     token = secrets.token_hex(8)  # pipelines of one driver share the directory
     paths = {id_: Path(directory) / f"ops-{token}.{id_}" for id_ in ids}
@@ -99,7 +99,7 @@ def files(directory: str, ids: Sequence[int]) -> Iterator[dict[int, str]]:
             path.unlink(missing_ok=True)
 
 
-def words(place: StepPosition, step: int, ops: Sequence[Op]) -> str:
+def describe_position(place: StepPosition, step: int, ops: Sequence[Op]) -> str:
     """Return a phrase for the place of a worker in this step, in which it had these operations."""
     if place.step != step or place.doing is WorkerPhase.NOTHING:
         return "before its first operation"
@@ -129,7 +129,7 @@ class Stamps(NamedTuple):
     began: Sequence[float]
     ended: Sequence[Ended]
 
-    def rows(self, step: int, worker: int, ops: Sequence[Op]) -> list[Row]:
+    def op_rows(self, step: int, worker: int, ops: Sequence[Op]) -> list[Row]:
         """Return the rows of all operations that have begun."""
         began = self.began[:]  # copied first: the step's thread may end an operation and begin the next meanwhile
         ended = [*self.ended, *[_RUNNING] * len(began)]
@@ -154,20 +154,20 @@ class StepRecord:
     """The log of one step, while it runs and afterwards. One thread writes to it, others read."""
 
     def __init__(self, bus: EventLog, plan: str, row: Row) -> None:
-        self._bus, self._ops = bus, ops_in(plan)
+        self._bus, self._ops = bus, parse_plan(plan)
         self.key = f"s{row['step']}.w{row['worker']}"
         self.row = row  # of the step; replaced, never changed, as others read it
         self._began: list[float] = []
         self._ended: list[Ended] = []
         self.stamps = Stamps(self._began, self._ended)
 
-    def begin(self) -> None:
+    def begin_op(self) -> None:
         """Record that the next operation begins."""
         self._began.append(monotonic())
         if self._bus.listening:  # a row costs more than a stamp
             self._report_op("OpStarted")
 
-    def end(self, sent: int, held: int, failed: bool = False) -> None:
+    def end_op(self, sent: int, held: int, failed: bool = False) -> None:
         """Record its end: `sent` bytes for other stages; its stage now holds `held` bytes of activations."""
         self._ended.append((monotonic(), sent, held, failed))
         if self._bus.listening:
@@ -175,32 +175,32 @@ class StepRecord:
 
     def _report_op(self, kind: str) -> None:
         index = len(self._began) - 1
-        self._bus.note(kind, "ops", f"{self.key}.{index}", partial(self._row_of, index))
+        self._bus.record_change(kind, "ops", f"{self.key}.{index}", partial(self._row_of, index))
 
-    def close(self, state: str, **more: float | None) -> None:
+    def end_step(self, state: str, **more: float | None) -> None:
         """Record the end of the step on this worker, DONE or FAILED, and more fields of its row."""
         self.row = {**self.row, "state": state, **more}
-        self.tell("StepEnded")
+        self.emit_event("StepEnded")
 
-    def tell(self, kind: str) -> None:
+    def emit_event(self, kind: str) -> None:
         """Emit an event of the step."""
-        self._bus.note(kind, "steps", self.key, lambda: self.row)
+        self._bus.record_change(kind, "steps", self.key, lambda: self.row)
 
-    def forget(self) -> None:
+    def emit_removal(self) -> None:
         """Emit the removal of the step and of its operations from the tables."""
-        self._bus.note("StepForgotten", "steps", self.key, lambda: None)
-        for key in self.rows():
-            self._bus.note("StepForgotten", "ops", key, lambda: None)
+        self._bus.record_change("StepForgotten", "steps", self.key, lambda: None)
+        for key in self.op_rows():
+            self._bus.record_change("StepForgotten", "ops", key, lambda: None)
 
-    def rows(self) -> Table:
+    def op_rows(self) -> Table:
         """Return the rows of its operations, by key."""
-        rows = self.stamps.rows(self.row["step"], self.row["worker"], self._ops)
+        rows = self.stamps.op_rows(self.row["step"], self.row["worker"], self._ops)
         return {f"{self.key}.{index}": row for index, row in enumerate(rows)}
 
     def _row_of(self, index: int) -> Row:
         own = slice(index, index + 1)
         stamps = Stamps(self._began[own], self._ended[own])
-        (row,) = stamps.rows(self.row["step"], self.row["worker"], self._ops[own])
+        (row,) = stamps.op_rows(self.row["step"], self.row["worker"], self._ops[own])
         return row
 
 
@@ -210,12 +210,12 @@ class OpLog:
     def __init__(self, agent: Agent) -> None:
         self._id, self._bus = agent.id, agent.bus
         self._steps: dict[int, StepRecord] = {}
-        agent.bus.register("steps", lambda: {logged.key: logged.row for logged in self._kept_steps()})
-        agent.bus.register(
-            "ops", lambda: {key: row for logged in self._kept_steps() for key, row in logged.rows().items()}
+        agent.bus.register_table("steps", lambda: {logged.key: logged.row for logged in self._kept_steps()})
+        agent.bus.register_table(
+            "ops", lambda: {key: row for logged in self._kept_steps() for key, row in logged.op_rows().items()}
         )
 
-    def open(
+    def open_step(
         self, step: int, plan: str, workers: Sequence[int], ideal: float | None, samples: int, replica: int | None
     ) -> StepRecord:
         """Begin a step, and drop the rows of steps long before it. `plan`: the operations here; `workers`: all that
@@ -225,7 +225,7 @@ class OpLog:
         old_steps = [logged.row for logged in self._kept_steps() if logged.row["step"] <= step - KEPT_STEPS]
         for old in [row["step"] for row in old_steps if row["ideal"] is None or ideal is not None]:
             if (logged := self._steps.pop(old, None)) is not None and self._bus.listening:
-                logged.forget()
+                logged.emit_removal()
         row: Row = {
             "step": step,
             "worker": self._id,
@@ -237,7 +237,7 @@ class OpLog:
             "state": RUNNING,
         }
         self._steps[step] = logged = StepRecord(self._bus, plan, row)
-        logged.tell("StepBegan")
+        logged.emit_event("StepBegan")
         return logged
 
     def _kept_steps(self) -> list[StepRecord]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rpcbench.pipeline.ops import Op, ops_in
+from rpcbench.pipeline.ops import Op, parse_plan
 from rpcbench.pipeline.step_log import Stamps
 
 LossFn = Callable[[Any, Any], torch.Tensor]
@@ -22,7 +22,7 @@ class Task(NamedTuple):
     """The work of one worker in one step."""
 
     step: int
-    plan: str  # its operations as text, see `ops_in`
+    plan: str  # its operations as text, see `parse_plan`
     train: bool  # False: the last stage's outputs or scores are returned
     samples: int  # of the whole batch
     microbatches: int
@@ -39,18 +39,18 @@ class Task(NamedTuple):
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        return ops_in(self.plan)
+        return parse_plan(self.plan)
 
     @property
-    def packed(self) -> tuple[Any, ...]:
+    def call_arguments(self) -> tuple[Any, ...]:
         """The task as the arguments of a call."""
         return (*self[:-1], *self.inputs)  # inputs last and flat: their number varies
 
     @staticmethod
-    def unpacked(told: tuple[Any, ...]) -> Task:
+    def from_arguments(arguments: tuple[Any, ...]) -> Task:
         """Return the task that such arguments hold."""
         count = len(Task._fields) - 1
-        return Task._make((*told[:count], told[count:]))
+        return Task._make((*arguments[:count], arguments[count:]))
 
 
 class StepReport(NamedTuple):
@@ -62,14 +62,14 @@ class StepReport(NamedTuple):
     over: bool = False  # the worker has released the context
 
     @property
-    def packed(self) -> tuple[Any, ...]:
+    def call_result(self) -> tuple[Any, ...]:
         """The report as the result of a call."""
         return (*map(list, self.stamps), *self[1:])
 
     @staticmethod
-    def unpacked(told: tuple[Any, ...]) -> StepReport:
+    def from_result(result: tuple[Any, ...]) -> StepReport:
         """Return the report that such a result holds."""
-        began, ended, *rest = told
+        began, ended, *rest = result
         return StepReport(Stamps(began, ended), *rest)
 
 

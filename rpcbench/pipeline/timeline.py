@@ -16,11 +16,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rpcbench.base.charts import Chart, written
+from rpcbench.base.charts import Chart, write_picture
 from rpcbench.base.errors import PipelineError
 from rpcbench.base.ids import Row
 from rpcbench.pipeline.ops import Kind, Op
-from rpcbench.pipeline.simulate import Span, chart, idle_between, simulate
+from rpcbench.pipeline.simulate import Span, idle_between, make_chart, simulate
 
 TraceEvent = dict[str, Any]
 TRACK = 3
@@ -32,15 +32,17 @@ def trace(rows: Iterable[Row], names: Mapping[int, str]) -> dict[str, Any]:
     """Return a trace of these rows of the `ops` table, as plain data for JSON; time 0 is the begin of the first row."""
     ended = [row for row in rows if row["end"] is not None]  # a complete event needs a duration
     began = min((row["begin"] for row in ended), default=0.0)
-    events = [slice_of(row, row["worker"], began) for row in ended]
+    events = [trace_slice(row, row["worker"], began) for row in ended]
     for event in events:
-        in_microseconds(event)
+        convert_to_microseconds(event)
     workers = sorted({row["worker"] for row in ended})
-    told = [head for id_ in workers for head in heads(id_, names.get(id_, f"worker{id_}"), {TRACK: "pipeline"})]
-    return {"traceEvents": [*told, *events], "displayTimeUnit": "ms"}
+    metadata = [
+        head for id_ in workers for head in metadata_events(id_, names.get(id_, f"worker{id_}"), {TRACK: "pipeline"})
+    ]
+    return {"traceEvents": [*metadata, *events], "displayTimeUnit": "ms"}
 
 
-def slice_of(row: Row, member: int, since: float) -> TraceEvent:
+def trace_slice(row: Row, member: int, since: float) -> TraceEvent:
     """Return the event of an operation that has ended, with times in seconds after `since`."""
     args = {name: row[name] for name in _TOLD if name in row}
     at = {"pid": member, "tid": TRACK, "ts": row["begin"] - since, "dur": row["end"] - row["begin"]}
@@ -48,14 +50,14 @@ def slice_of(row: Row, member: int, since: float) -> TraceEvent:
     return {"ph": "X", "name": name, "cat": "pipeline", **at, "args": args}  # X: a complete event
 
 
-def in_microseconds(event: TraceEvent, since: float = 0.0) -> None:
+def convert_to_microseconds(event: TraceEvent, since: float = 0.0) -> None:
     """Convert an event's times, in seconds, to the format's microseconds after `since`."""
     event["ts"] = round((event["ts"] - since) * 1e6, 3)
     if "dur" in event:
         event["dur"] = round(event["dur"] * 1e6, 3)
 
 
-def heads(id_: int, name: str, tracks: Mapping[int, str]) -> Iterator[TraceEvent]:
+def metadata_events(id_: int, name: str, tracks: Mapping[int, str]) -> Iterator[TraceEvent]:
     """Yield the metadata events that name a member and its tracks."""
     yield {"ph": "M", "name": "process_name", "pid": id_, "args": {"name": name}}
     for track, about in tracks.items():
@@ -110,9 +112,11 @@ class Timeline:
     @property
     def idle_ideal(self) -> float | None:
         """Idle share of the same ops on equally fast stages; None while rows of other workers are missing."""
-        lanes = [[span.op for span in lane] for _, lane in groupby(self.spans, key=lambda span: span.worker)]
+        worker_ops = [
+            [span.op for span in worker_spans] for _, worker_spans in groupby(self.spans, key=lambda span: span.worker)
+        ]
         try:
-            return simulate(lanes).idle
+            return simulate(worker_ops).idle
         except PipelineError:  # an op waits for one whose row has not arrived
             return None
 
@@ -138,15 +142,15 @@ class Timeline:
 
     def save(self, path: str | Path) -> Path:
         """Write a file in the format of its ending: .svg, .html, .txt or .json (`trace`). ValueError for others."""
-        ways = {".svg": self.svg, ".html": self.html, ".txt": self.text, ".json": lambda: json.dumps(self.trace())}
-        return written(path, ways, "a timeline")
+        writers = {".svg": self.svg, ".html": self.html, ".txt": self.text, ".json": lambda: json.dumps(self.trace())}
+        return write_picture(path, writers, "a timeline")
 
     @property
     def chart(self) -> Chart:
         names = {worker: self.names.get(worker, f"worker{worker}") for worker in self.workers}
         minimum = "" if self.idle_ideal is None else f" (minimum {self.idle_ideal:.1%})"
         title = f"step {self.step}: {self.seconds * 1e3:.1f} ms, bubble {self.idle:.1%}{minimum}"
-        return chart(self.spans, names, title, self.running, " ms", 1e3)
+        return make_chart(self.spans, names, title, self.running, " ms", 1e3)
 
 
 def idle_share(rows: Iterable[Row]) -> float:

@@ -62,9 +62,9 @@ class TracedOp:
     kwargs: Any
 
     @staticmethod
-    def of(node: fx.Node, found: Callable[[fx.Node], Any]) -> TracedOp:
+    def from_node(node: fx.Node, found: Callable[[fx.Node], Any]) -> TracedOp:
         """Return the operation of a node. `found`: returns the replacement for each node among the arguments."""
-        args, kwargs = plain(node.args, found), plain(node.kwargs, found)
+        args, kwargs = replace_nodes(node.args, found), replace_nodes(node.kwargs, found)
         if str(node.target) == "flat_apply":  # a call of a Python function, its arguments flattened by torch.export
             function, spec, *flat = args
             args, kwargs = _pytree.tree_unflatten(flat, spec)
@@ -87,9 +87,9 @@ class Recipe(nn.Module):
         super().__init__()
         self._takes, self._steps, self._made, self._own = tuple(takes), tuple(steps), made, tuple(own)
         for path, value in own.items():
-            self.hold(path, value, path in state)
+            self.register_value(path, value, path in state)
 
-    def hold(self, path: str, value: Any, persistent: bool) -> None:
+    def register_value(self, path: str, value: Any, persistent: bool) -> None:
         """Register a parameter, buffer or module under this path. `persistent`: in the state_dict."""
         *parents, name = path.split(".")
         module: nn.Module = self
@@ -106,7 +106,7 @@ class Recipe(nn.Module):
 
     def may_change_inputs(self) -> bool:
         """Return whether a step may change a value that it gets. PipelineError if an operator is not there."""
-        targets = [step.target.find() for step in self._steps if isinstance(step.target, OperatorName)]
+        targets = [step.target.find_operator() for step in self._steps if isinstance(step.target, OperatorName)]
         return any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in targets)
 
     def forward(self, *values: Any) -> Any:
@@ -132,11 +132,11 @@ class Attention(nn.Module):
         return functional.scaled_dot_product_attention(query, key, value, mask, dropout, *rest, **others)
 
 
-def plain(value: Any, found: Callable[[fx.Node], Any]) -> Any:
+def replace_nodes(value: Any, found: Callable[[fx.Node], Any]) -> Any:
     """Return a node's arguments with each node in them replaced by `found(node)`."""
     if isinstance(value, fx.Node):
         return found(value)
-    return _map_items(value, lambda item: plain(item, found))
+    return _map_items(value, lambda item: replace_nodes(item, found))
 
 
 def _target_of_node(node: fx.Node) -> Callable[..., Any] | OperatorName | Ref:
@@ -144,7 +144,7 @@ def _target_of_node(node: fx.Node) -> Callable[..., Any] | OperatorName | Ref:
         return Ref(str(node.target))
     function: Any = node.target
     if isinstance(function, torch._ops.OpOverload):
-        return OperatorName.of(function)
+        return OperatorName.from_overload(function)
     if isinstance(function, torch._ops.HigherOrderOperator):
         return _IN_PLACE_OF.get(str(function), OperatorName(f"higher_order.{function}"))
     return function  # type: ignore[no-any-return]
@@ -190,7 +190,7 @@ def _map_items(value: Any, change: Callable[[Any], Any]) -> Any:
 def _resolve_function(target: Callable[..., Any] | OperatorName | Ref, held: Mapping[str, Any]) -> Any:
     if isinstance(target, Ref):
         return held[target.name]
-    return target.find() if isinstance(target, OperatorName) else target
+    return target.find_operator() if isinstance(target, OperatorName) else target
 
 
 _BAKED = ("batch_norm", "instance_norm", "dropout", "rrelu")
@@ -236,7 +236,7 @@ def traced(model: nn.Module, sample: Any) -> TracedModel:
     Raises:
         PipelineError: where the model cannot be traced.
     """
-    args, kwargs = call_of(sample)
+    args, kwargs = model_arguments(sample)
     program = _export_model(model, args, kwargs)  # torch.export runs the model once, `_refuse_functions` again
     module = program.module(check_guards=False)  # they may refuse batches of other sizes
     assert isinstance(module, fx.GraphModule)
@@ -249,7 +249,7 @@ def traced(model: nn.Module, sample: Any) -> TracedModel:
     return TracedModel(model, links, inputs)
 
 
-def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def model_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments, positional and by keyword, that a model is called with for this batch."""
     if isinstance(batch, dict):
         return (), batch
@@ -445,8 +445,8 @@ def _make_recipe(
         own[path] = value
         return Ref(path)
 
-    steps = [TracedOp.of(node, found) for node in nodes]
-    returned = plain(made, found)
+    steps = [TracedOp.from_node(node, found) for node in nodes]
+    returned = replace_nodes(made, found)
     if spec is not None:
         returned = _pytree.tree_unflatten(returned, spec)
     own.update((str(n.target), module.get_submodule(str(n.target))) for n in nodes if n.op == "call_module")
@@ -484,7 +484,7 @@ def _assign_unused(model: nn.Module, links: Sequence[ModuleLink]) -> None:
         nearest = max(owners or range(len(links)), key=lambda at, name=name: _count_common_levels(links[at].name, name))
         part = links[nearest].module
         assert isinstance(part, Recipe)
-        part.hold(name, tensor, persistent=True)
+        part.register_value(name, tensor, persistent=True)
 
 
 def _count_common_levels(one: str, other: str) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.errors import PipelineError, count_noun
 from rpcbench.pipeline import microbatch
 from rpcbench.pipeline.batch import Batch, BatchRunner, StepResult
 from rpcbench.pipeline.driver import WorkerGroup
@@ -58,12 +58,12 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def epoch(self, number: int) -> None:
+    def show_epoch(self, number: int) -> None:
         """Show the epoch, counted from 0."""
         if self._bar is not None:
             self._bar.set_description(f"epoch {number + 1}/{self._epochs}")
 
-    def step(self, result: StepResult) -> None:
+    def show_step(self, result: StepResult) -> None:
         """Count a step, and show its loss, idle share and the samples per second."""
         self._samples += result.samples
         if self._bar is None:
@@ -93,11 +93,11 @@ class Schedulers:
         self.on_moved: Callable[[], object] = lambda: None  # called after each step; a checkpoint may be due
         scheduler, kwargs = spec
         self.needs_value = needs_value(scheduler)
-        worker_group.on_workers(_on_optimizers, "schedule", scheduler, (), kwargs)
+        worker_group.call_on_workers(_on_optimizers, "schedule", scheduler, (), kwargs)
 
     def step(self, *args: Any) -> None:
         """Step all schedulers, after the optimizers, once an epoch or a batch; `args` as for the scheduler's `step`."""
-        self._worker_group.on_workers(_on_optimizers, "advance", args)
+        self._worker_group.call_on_workers(_on_optimizers, "advance", args)
         self.on_moved()
 
 
@@ -109,9 +109,9 @@ def needs_value(scheduler: Any) -> bool:
     return any(each.default is inspect.Parameter.empty and each.kind in positional for each in others)
 
 
-def rate(worker_group: WorkerGroup) -> float:
+def learning_rate(worker_group: WorkerGroup) -> float:
     """Return the learning rate, read from the workers. PipelineError where nothing is optimized."""
-    rates = [each for found in worker_group.on_workers(_on_optimizers, "rates") for each in found]
+    rates = [each for found in worker_group.call_on_workers(_on_optimizers, "rates") for each in found]
     if not rates:
         raise PipelineError("this pipeline has no learning rate: it has no optimizer, or all its stages are frozen")
     return float(rates[0][0])  # the same for all stages
@@ -131,7 +131,7 @@ def is_batch(data: Any) -> bool:
     return isinstance(data, torch.Tensor | tuple | list | dict) and not pairs
 
 
-def pairs(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def iterate_pairs(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield inputs and targets of each batch of a loader. PipelineError if it yields anything else, or nothing."""
     number = -1
     for number, item in enumerate(loader):
@@ -143,17 +143,17 @@ def pairs(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         raise PipelineError(_EMPTY)
 
 
-def predicted(runs: BatchRunner, data: Any) -> Any:
+def predict_outputs(runs: BatchRunner, data: Any) -> Any:
     """Return the outputs for a batch or a loader. Targets, the second items of a loader's pairs, are ignored."""
     if is_batch(data):
-        return runs.outputs(data)
-    outputs = [runs.outputs(item[0] if isinstance(item, tuple | list) else item) for item in data]
+        return runs.compute_outputs(data)
+    outputs = [runs.compute_outputs(item[0] if isinstance(item, tuple | list) else item) for item in data]
     if not outputs:
         raise PipelineError(_EMPTY)
-    return microbatch.join(outputs)
+    return microbatch.join_microbatches(outputs)
 
 
-def evaluated(runs: BatchRunner, data: Any, targets: Any, metrics: Mapping[str, Metric]) -> dict[str, float]:
+def evaluate_metrics(runs: BatchRunner, data: Any, targets: Any, metrics: Mapping[str, Metric]) -> dict[str, float]:
     """Return loss and metrics of a batch with its targets, or of all pairs of a loader."""
     if targets is None and is_batch(data):
         raise PipelineError("give evaluate a batch and its targets, as evaluate(x, y), or a loader of such pairs")
@@ -163,8 +163,8 @@ def evaluated(runs: BatchRunner, data: Any, targets: Any, metrics: Mapping[str, 
         raise PipelineError("evaluate needs a loss_fn of the pipeline or metrics, and no metric can be called 'loss'")
     totals: dict[str, float] = {}
     samples = 0
-    for x, y in pairs(data) if targets is None else [(data, targets)]:
-        for size, scores in runs.scores(x, y, metrics):
+    for x, y in iterate_pairs(data) if targets is None else [(data, targets)]:
+        for size, scores in runs.compute_scores(x, y, metrics):
             samples += size
             for name, score in scores.items():
                 totals[name] = totals.get(name, 0.0) + score * (1 if _is_sum(name, runs) else size)
@@ -196,7 +196,7 @@ class History:
         scores = "".join(f", {name} {score:.4g}" for name, score in (self.validation or [{}])[-1].items())
         validated = f"; validation{scores.replace(',', '', 1)}" if scores else ""
         ended = ", interrupted" if self.interrupted else ", ended early" if self.ended_early else ""
-        steps, epochs = counted(len(self.losses), "step"), counted(len(self.epochs), "epoch")
+        steps, epochs = count_noun(len(self.losses), "step"), count_noun(len(self.epochs), "epoch")
         return f"<History of {steps}, {epochs}{last}{validated}{ended}>"
 
 
@@ -220,7 +220,7 @@ class Fit:
     metrics: Mapping[str, Metric] | None
     history: History = field(default_factory=History)
 
-    def run(self) -> History:
+    def run_epochs(self) -> History:
         if not isinstance(self.epochs, int) or self.epochs < 1:
             raise PipelineError(f"epochs must be a whole number of at least 1, not {self.epochs!r}")
         if self.epochs > 1 and iter(self.loader) is self.loader:  # an iterator is its own iter()
@@ -240,14 +240,14 @@ class Fit:
         return self.history
 
     def _run_epoch(self, epoch: int, progress: Progress) -> None:
-        progress.epoch(epoch)
+        progress.show_epoch(epoch)
         total, samples = 0.0, 0
-        for x, y in pairs(self.loader):
+        for x, y in iterate_pairs(self.loader):
             result = self._train_batch(x, y)
             total += result.loss * (1 if self.sums else result.samples)
             samples += result.samples
             self._step_schedulers("step", result.loss)
-            progress.step(result)
+            progress.show_step(result)
             if self.on_step is not None:
                 self.on_step(result)
         self.history.epochs.append(total if self.sums else total / samples)

@@ -21,25 +21,25 @@ from typing import Any
 
 import torch
 
-from rpcbench.base.errors import PipelineError, counted
+from rpcbench.base.errors import PipelineError, count_noun
 from rpcbench.base.files import replace_file
 from rpcbench.optim import optimizer_files
 from rpcbench.pipeline.checkpoint import WEIGHTS_SUFFIX, load_state
 from rpcbench.pipeline.driver import WorkerGroup
 
 
-def names_one(path: str | Path) -> bool:
-    """Return whether a path given to `Pipeline.save` or `load` is that of such a file, by its suffix."""
+def is_weights_path(path: str | Path) -> bool:
+    """Return whether a path given to `Pipeline.save` or `load_weights` is that of such a file, by its suffix."""
     return Path(path).suffix == WEIGHTS_SUFFIX
 
 
-def save(worker_group: WorkerGroup, path: str | Path) -> None:
+def save_weights(worker_group: WorkerGroup, path: str | Path) -> None:
     """Write the file. Raises StageLostError, PipelineError if the stages hold different steps, or OSError."""
     target, library = Path(path).absolute(), _import_safetensors()
     if target.is_dir():
         raise PipelineError(f"{target} is a folder: give the path of a file, or a folder with another suffix")
-    worker_group.steps.check()
-    tensors = _unshare_tensors(worker_group.state())
+    worker_group.steps.check_ready()
+    tensors = _unshare_tensors(worker_group.gather_state())
     target.parent.mkdir(parents=True, exist_ok=True)
     with optimizer_files.name_faults(target), replace_file(target) as draft:
         try:
@@ -48,16 +48,16 @@ def save(worker_group: WorkerGroup, path: str | Path) -> None:
             raise PipelineError(f"{target} was not written, and a file that was there before stays: {error}") from error
 
 
-def load(worker_group: WorkerGroup, path: str | Path) -> int:
+def load_weights(worker_group: WorkerGroup, path: str | Path) -> int:
     """Load the file into all stages. Returns the optimizer step at which the pipeline stays."""
     source = Path(path).absolute()
     state = _with_ties(worker_group, _read_tensors(source))
     load_state(worker_group, state, str(source))
-    step = worker_group.commit_state.least
+    step = worker_group.commit_state.least_step
     if worker_group.optimizers and step:
         warnings.warn(
             f"{source.name} has parameters and buffers only: the optimizers keep their state of "
-            f"{counted(step, 'step')} with other weights. A checkpoint in a folder has the optimizers' state, too",
+            f"{count_noun(step, 'step')} with other weights. A checkpoint in a folder has the optimizers' state, too",
             stacklevel=3,
         )
     return step
@@ -104,8 +104,8 @@ def _with_ties(worker_group: WorkerGroup, state: dict[str, torch.Tensor]) -> dic
     named: dict[int, list[str]] = {}  # id of a parameter → its names
     for stage in worker_group.row:
         for own, parameter in stage.module.named_parameters(remove_duplicate=False):
-            named.setdefault(id(parameter), []).append(stage.key(own))
-    lazy = [[worker_group.row[stage].key(own) for stage, own in tie.items()] for tie in worker_group.ties]
+            named.setdefault(id(parameter), []).append(stage.unsplit_name(own))
+    lazy = [[worker_group.row[stage].unsplit_name(own) for stage, own in tie.items()] for tie in worker_group.ties]
     for names in [*named.values(), *lazy]:
         if kept := [name for name in names if name in state]:
             state |= {name: state[kept[0]] for name in names if name not in state}

@@ -24,7 +24,8 @@ Guarantees
 #     not acknowledged for two ticks:
 #     a control message            ── the same number again, with backoff ──>
 #     users' data, if lost         ── CancelDelivery(counts) ──> never accept these counts from now on
-#     `settled`: take it back      <── DeliveryReport(lost, had) ── the counts that had not arrived, and those that had
+#     `process_report`: take it back      <── DeliveryReport(lost, had) ── the counts that had not arrived, and those
+# that had
 #
 # `kept` holds control messages whole; of messages with users' data it holds all but the data. `Seen` has no number of
 # its own. `CancelDelivery` and `DeliveryReport` are control messages, so they arrive. Data counts as lost only if
@@ -53,23 +54,23 @@ def is_deferrable(message: m.Message) -> bool:
 
 class ReceiveWindow:
     def __init__(self) -> None:
-        self.floor = 0  # all numbers below have arrived
+        self.first_missing = 0  # all numbers below have arrived
         self.ahead: set[int] = set()  # numbers above the first gap that have arrived
 
-    def first_time(self, number: int) -> bool:
+    def is_first_time(self, number: int) -> bool:
         """Return True once for each number."""
-        if number == self.floor and not self.ahead:  # the usual case: in order
-            self.floor += 1
+        if number == self.first_missing and not self.ahead:  # the usual case: in order
+            self.first_missing += 1
             return True
-        if number < self.floor or number in self.ahead:
+        if number < self.first_missing or number in self.ahead:
             return False
         self.ahead.add(number)
-        while self.floor in self.ahead:
-            self.ahead.remove(self.floor)
-            self.floor += 1
+        while self.first_missing in self.ahead:
+            self.ahead.remove(self.first_missing)
+            self.first_missing += 1
         return True
 
-    def early(self, most: int) -> tuple[int, ...]:
+    def early_numbers(self, most: int) -> tuple[int, ...]:
         """Return the lowest numbers seen above the first gap, at most `most`."""
         return tuple(sorted(self.ahead)[:most])
 
@@ -98,69 +99,88 @@ _new = tuple.__new__  # saves one call against the named tuple's own constructor
 class Pair:
     """The delivery state of this process and one peer process, or itself."""
 
-    __slots__ = ("_base", "asked", "before", "first", "kept", "late", "life", "owed", "peer", "sent", "stamp", "window")
+    __slots__ = (
+        "_base",
+        "pending_cancels",
+        "before",
+        "first",
+        "kept",
+        "late",
+        "peer_incarnation",
+        "owed",
+        "peer",
+        "sent",
+        "stamp",
+        "window",
+    )
 
     def __init__(self, peer: int, mine: int, theirs: int) -> None:
         self.peer = peer
-        self.life = theirs & _LIFE
-        self.stamp = self.life << LIFE_BITS | mine & _LIFE  # the upper bits of the peer's numbers,
+        self.peer_incarnation = theirs & _LIFE
+        self.stamp = self.peer_incarnation << LIFE_BITS | mine & _LIFE  # the upper bits of the peer's numbers,
         self.first = self.stamp << SEQUENCE_COUNT_BITS  # and the first of these numbers
-        self._base = ((mine & _LIFE) << LIFE_BITS | self.life) << SEQUENCE_COUNT_BITS  # the upper bits of our numbers
+        self._base = (
+            (mine & _LIFE) << LIFE_BITS | self.peer_incarnation
+        ) << SEQUENCE_COUNT_BITS  # the upper bits of our numbers
         self.sent = self.before = 0  # counts below `before` were sent before the last break, or over a lossy link
         self.kept: dict[int, m.Message] = {}  # not acknowledged; with a body: (type, other fields), quick to make
         self.late: dict[int, int] = {}  # count → ticks without an acknowledgement
-        self.asked: dict[int, m.Message] = {}  # CancelDelivery was sent for these; DeliveryReport has not arrived
+        self.pending_cancels: dict[
+            int, m.Message
+        ] = {}  # CancelDelivery was sent for these; DeliveryReport has not arrived
         self.window = ReceiveWindow()
         self.owed = 0  # messages received since the last acknowledgement
 
     # -- sending
-    def number(self, message: m.Message) -> Send:
+    def number_message(self, message: m.Message) -> Send:
         count = self.sent
         self.sent = count + 1
         kind = type(message)
         self.kept[count] = (kind, message[:-1]) if kind in _WITH_BODY else message
         return _new(Send, (self.peer, self._base | count, message))
 
-    def replace(self, seq: int, instead: m.Message) -> Send:
+    def replace_message(self, seq: int, instead: m.Message) -> Send:
         """Give the number of a message that will not be sent to a smaller one."""
         self.kept[seq & _COUNT] = instead
         return Send(self.peer, seq, instead)
 
-    def sends(self, seq: int) -> bool:
+    def is_own_number(self, seq: int) -> bool:
         """Return whether the number is one of ours to this incarnation of the peer."""
         return seq & ~_COUNT == self._base
 
-    def acknowledged(self, seen: m.Seen) -> None:
+    def process_ack(self, seen: m.Seen) -> None:
         early = set(seen.early)
-        for count in [count for count in self.kept if count < seen.floor or count in early]:
+        for count in [count for count in self.kept if count < seen.first_missing or count in early]:
             del self.kept[count]
             self.late.pop(count, None)
 
-    def missing(self) -> bool:
-        return bool(self.kept or self.asked)
+    def has_unacknowledged(self) -> bool:
+        return bool(self.kept or self.pending_cancels)
 
-    def again(self, counts: Iterable[int]) -> list[Send]:
+    def retransmit_messages(self, counts: Iterable[int]) -> list[Send]:
         return [Send(self.peer, self._base | count, _whole_message(self.kept[count])) for count in counts]
 
-    def forget(self, counts: Iterable[int]) -> list[Send]:
+    def cancel_messages(self, counts: Iterable[int]) -> list[Send]:
         """Cancel the delivery of these, and ask which of them have arrived already."""
         numbers = tuple(counts)
         for count in numbers:
-            self.asked[count] = _whole_message(self.kept.pop(count))
+            self.pending_cancels[count] = _whole_message(self.kept.pop(count))
             self.late.pop(count, None)
-        return [self.number(m.CancelDelivery(numbers))] if numbers else []
+        return [self.number_message(m.CancelDelivery(numbers))] if numbers else []
 
-    def settled(self, fate: m.DeliveryReport) -> list[Send]:
+    def process_report(self, fate: m.DeliveryReport) -> list[Send]:
         """Return the messages that the peer has not had, and will not accept any more."""
         for count in fate.had:
-            self.asked.pop(count, None)
-        return [Send(self.peer, self._base | n, self.asked.pop(n)) for n in fate.lost if n in self.asked]
+            self.pending_cancels.pop(count, None)
+        return [
+            Send(self.peer, self._base | n, self.pending_cancels.pop(n)) for n in fate.lost if n in self.pending_cancels
+        ]
 
     def retransmits_due(self, lossy: bool) -> list[Send]:
         """Return the messages that this tick retransmits, and the `CancelDelivery` for data that counts as lost."""
         again, lost = [], []
         for count, message in self.kept.items():
-            data = once(message)
+            data = is_sent_once(message)
             if data and not lossy and count >= self.before:
                 continue  # it cannot be lost on an unbroken connection
             ticks = self.late[count] = self.late.get(count, 0) + 1
@@ -168,71 +188,71 @@ class Pair:
                 lost += [count] if ticks >= _LOST else []
             elif ticks in _AGAIN or ticks % _SELDOM == 0:
                 again.append(count)
-        return self.again(again) + self.forget(lost)
+        return self.retransmit_messages(again) + self.cancel_messages(lost)
 
     def after_reconnect(self) -> list[Send]:
         """Retransmit control messages, and cancel data of the old connection: a new one is open."""
-        again = [count for count, message in self.kept.items() if not once(message)]
-        lost = [count for count, message in self.kept.items() if once(message) and count < self.before]
-        return self.again(again) + self.forget(lost)
+        again = [count for count, message in self.kept.items() if not is_sent_once(message)]
+        lost = [count for count, message in self.kept.items() if is_sent_once(message) and count < self.before]
+        return self.retransmit_messages(again) + self.cancel_messages(lost)
 
     # -- receiving
-    def seen(self, answer: bool = False) -> Send:
+    def make_ack(self, answer: bool = False) -> Send:
         self.owed = 0
-        return Send(self.peer, self._base, m.Seen(self.window.floor, self.window.early(_EARLY), answer))
+        return Send(self.peer, self._base, m.Seen(self.window.first_missing, self.window.early_numbers(_EARLY), answer))
 
-    def fate(self, message: m.CancelDelivery) -> m.DeliveryReport:
-        lost = {count for count in message.counts if self.window.first_time(count)}
+    def make_report(self, message: m.CancelDelivery) -> m.DeliveryReport:
+        lost = {count for count in message.counts if self.window.is_first_time(count)}
         return m.DeliveryReport(tuple(lost), tuple(count for count in message.counts if count not in lost))
 
 
 class Delivery:
     """All pairs of this member."""
 
-    def __init__(self, life: int, lossy: bool) -> None:
-        self.life = life & _LIFE  # this process's incarnation
+    def __init__(self, incarnation: int, lossy: bool) -> None:
+        self.incarnation = incarnation & _LIFE  # this process's incarnation
         self.lossy = lossy  # connections may lose messages without breaking
         self.pairs: dict[int, Pair] = {}
         self.tick_due = False  # the node should emit a `Wake`
-        self._then: Callable[[], object] | None = None  # called once the messages of `flush` are acknowledged:
+        self._then: Callable[[], object] | None = None  # called once the messages of `request_flush` are acknowledged:
         self._awaited: dict[Pair, set[int]] | None = None  # these counts; None: all
-        self.told: Told | None = None  # receives every message while an observer is registered
+        self.observer: Told | None = None  # receives every message while an observer is registered
         self.ticking = False  # a tick is scheduled
 
-    def meet(self, peer: int, theirs: int) -> Pair:
+    def create_pair(self, peer: int, theirs: int) -> Pair:
         """Make the pair for a new process; it replaces that of its predecessor."""
-        pair = self.pairs[peer] = Pair(peer, self.life, theirs)
+        pair = self.pairs[peer] = Pair(peer, self.incarnation, theirs)
         return pair
 
-    def drop(self, peer: int) -> None:
+    def remove_pair(self, peer: int) -> None:
         """Remove the pair of a process that has left."""
         self.pairs.pop(peer, None)
         self._finish_flush_if_acknowledged()
 
-    def acknowledged(self, pair: Pair, seen: m.Seen) -> list[Send]:
-        pair.acknowledged(seen)
+    def process_ack(self, pair: Pair, seen: m.Seen) -> list[Send]:
+        pair.process_ack(seen)
         self._finish_flush_if_acknowledged()
-        return [pair.seen()] if seen.answer else []
+        return [pair.make_ack()] if seen.answer else []
 
-    def settled(self, pair: Pair, fate: m.DeliveryReport) -> list[m.Message]:
-        lost = pair.settled(fate)
+    def process_report(self, pair: Pair, fate: m.DeliveryReport) -> list[m.Message]:
+        lost = pair.process_report(fate)
         self._finish_flush_if_acknowledged()
-        return [send.message for send in self.telling(lost, "lost")]
+        return [send.message for send in self.report_sends(lost, "lost")]
 
-    def flush(self, then: Callable[[], object], of: Callable[[Any], bool] | None = None) -> Effects:
+    def request_flush(self, then: Callable[[], object], of: Callable[[Any], bool] | None = None) -> Effects:
         """Request acknowledgements; call `then` when all messages, or all control messages `of` a kind, have them."""
         self._then = then
         pairs = self.pairs.values()
         self._awaited = {pair: {n for n, one in pair.kept.items() if of(one)} for pair in pairs} if of else None
         self._finish_flush_if_acknowledged()
-        return [pair.seen(answer=True) for pair in self.pairs.values() if self._is_flushing(pair)]
+        return [pair.make_ack(answer=True) for pair in self.pairs.values() if self._is_flushing(pair)]
 
     def _is_flushing(self, pair: Pair) -> bool:
-        """Return whether `flush` still waits for acknowledgements of this pair."""
+        """Return whether `request_flush` still waits for acknowledgements of this pair."""
         if self._then is None:
             return False
         if self._awaited is None:
-            return pair.missing()
+            return pair.has_unacknowledged()
         return not self._awaited.get(pair, set()).isdisjoint(pair.kept)
 
     def _finish_flush_if_acknowledged(self) -> None:
@@ -240,57 +260,57 @@ class Delivery:
             then, self._then = self._then, None
             then()
 
-    def pair(self, peer: int, life: int) -> Pair | None:
+    def find_pair(self, peer: int, incarnation: int) -> Pair | None:
         """Return the pair with this incarnation of a peer, if there is one."""
         pair = self.pairs.get(peer)
-        return pair if pair is not None and pair.life == life & _LIFE else None
+        return pair if pair is not None and pair.peer_incarnation == incarnation & _LIFE else None
 
-    def may_lose(self, lossy: bool) -> None:
+    def set_lossy(self, lossy: bool) -> None:
         """Set whether connections may lose messages from now on."""
         if self.lossy and not lossy:
             for pair in self.pairs.values():
                 pair.before = pair.sent  # those sent over the lossy link may still be lost
         self.lossy = lossy
 
-    def number(self, pair: Pair, message: m.Message) -> Send:
+    def number_message(self, pair: Pair, message: m.Message) -> Send:
         if not self.ticking:
             self.ticking = self.tick_due = True
-        send = pair.number(message)
-        if self.told is not None:
-            self.told("sent", pair.peer, send.seq, message)
+        send = pair.number_message(message)
+        if self.observer is not None:
+            self.observer("sent", pair.peer, send.seq, message)
         return send
 
-    def telling(self, sends: list[Send], kind: str = "sent") -> Effects:
+    def report_sends(self, sends: list[Send], kind: str = "sent") -> Effects:
         """Report these messages as sent (again), or lost, to the observer."""
-        if self.told is not None:
+        if self.observer is not None:
             for send in sends:
-                self.told(kind, send.to, send.seq, send.message)
+                self.observer(kind, send.to, send.seq, send.message)
         return [*sends]
 
-    def first_time(self, pair: Pair, seq: int, message: m.Message) -> bool:
+    def is_first_time(self, pair: Pair, seq: int, message: m.Message) -> bool:
         """Return whether a message is new."""
         if not self.ticking:
             self.ticking = self.tick_due = True
         pair.owed += 1  # for a duplicate, too: the acknowledgement before may be lost
-        new = pair.window.first_time(seq & _COUNT)
-        if new and self.told is not None:
-            self.told("received", pair.peer, seq, message)
+        new = pair.window.is_first_time(seq & _COUNT)
+        if new and self.observer is not None:
+            self.observer("received", pair.peer, seq, message)
         return new
 
-    def next_from(self, peer: int, seq: int) -> Pair | None:
+    def next_in_order(self, peer: int, seq: int) -> Pair | None:
         """Return the pair if `seq` is next in order, a tick is scheduled and no acknowledgement is due (fast path)."""
         pair = self.pairs.get(peer) if self.ticking else None
         if pair is None or pair.owed >= OWED - 1:
             return None
         window = pair.window
-        return pair if seq == pair.first + window.floor and not window.ahead else None
+        return pair if seq == pair.first + window.first_missing and not window.ahead else None
 
-    def came(self, pair: Pair, seq: int, message: m.Message) -> None:
-        """Do as `first_time` for a message that `next_from` has approved."""
+    def accept_next(self, pair: Pair, seq: int, message: m.Message) -> None:
+        """Do as `is_first_time` for a message that `next_in_order` has approved."""
         pair.owed += 1
-        pair.window.floor += 1
-        if self.told is not None:
-            self.told("received", pair.peer, seq, message)
+        pair.window.first_missing += 1
+        if self.observer is not None:
+            self.observer("received", pair.peer, seq, message)
 
     def schedule_ack(self, pair: Pair) -> None:
         """Schedule another acknowledgement for the next tick: this one could not be sent."""
@@ -301,22 +321,22 @@ class Delivery:
     def tick(self) -> Effects:
         sends: Effects = []
         for pair in self.pairs.values():
-            sends += self.telling(pair.retransmits_due(self.lossy))
+            sends += self.report_sends(pair.retransmits_due(self.lossy))
             if pair.owed or self._is_flushing(pair):
-                sends.append(pair.seen(answer=self._is_flushing(pair)))
-        self.ticking = any(pair.missing() for pair in self.pairs.values())
+                sends.append(pair.make_ack(answer=self._is_flushing(pair)))
+        self.ticking = any(pair.has_unacknowledged() for pair in self.pairs.values())
         return [*sends, *([Wake()] if self.ticking else [])]
 
-    def left(self) -> dict[int, str]:
+    def describe_unfinished(self) -> dict[int, str]:
         """Describe the pairs with unfinished deliveries, for diagnosis."""
         return {
-            pair.peer: f"kept {pair.kept}, asked {pair.asked}, early {len(pair.window)}, owed {pair.owed}"
+            pair.peer: f"kept {pair.kept}, asked {pair.pending_cancels}, early {len(pair.window)}, owed {pair.owed}"
             for pair in self.pairs.values()
-            if pair.missing() or len(pair.window) or pair.owed or pair.late
+            if pair.has_unacknowledged() or len(pair.window) or pair.owed or pair.late
         }
 
 
-def lives(seq: int) -> tuple[int, int]:
+def incarnations_of(seq: int) -> tuple[int, int]:
     """Return the incarnations of sender and receiver in a number, modulo 4096."""
     return seq >> SEQUENCE_COUNT_BITS + LIFE_BITS, seq >> SEQUENCE_COUNT_BITS & _LIFE
 
@@ -326,13 +346,13 @@ def count_of(seq: int) -> int:
     return seq & _COUNT
 
 
-def newer(life: int, than: int) -> bool:
+def is_newer(incarnation: int, than: int) -> bool:
     """Return whether an incarnation is later than the other."""
     # The numbers wrap around at 4096, but only neighbouring incarnations are ever compared.
-    return 0 < (life - than & _LIFE) <= _LIFE // 2
+    return 0 < (incarnation - than & _LIFE) <= _LIFE // 2
 
 
-def once(message: m.Message) -> bool:
+def is_sent_once(message: m.Message) -> bool:
     """Return whether a message, or its entry in `kept`, carries users' data, and so is sent at most once."""
     return (message[0] if type(message) is tuple else type(message)) in _ONCE
 

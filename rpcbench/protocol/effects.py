@@ -73,7 +73,7 @@ class Explore(NamedTuple):
     """Find the recvs behind this send; answer with `explored`."""
 
     context: int
-    walk: Id
+    pass_id: Id
     message: int
 
 
@@ -81,7 +81,7 @@ class Propagate(NamedTuple):
     """Start the backward pass from its roots, now that discovery is over; answer with `propagated`."""
 
     context: int
-    walk: Id
+    pass_id: Id
 
 
 class Accumulate(NamedTuple):
@@ -91,19 +91,19 @@ class Accumulate(NamedTuple):
     message: m.Gradients
 
 
-class WalkEnded(NamedTuple):
+class PassEnded(NamedTuple):
     """End the wait for a backward pass that this member began; `failure` if it failed."""
 
     context: int
-    walk: Id
+    pass_id: Id
     failure: m.BackwardFailed | None
 
 
-class ForgetWalk(NamedTuple):
+class ForgetPass(NamedTuple):
     """Free this member's part of a pass, which is over."""
 
     context: int
-    walk: Id
+    pass_id: Id
 
 
 class ForgetContext(NamedTuple):
@@ -154,7 +154,7 @@ class MemberLeft(NamedTuple):
     reason: str
 
     @property
-    def words(self) -> str:
+    def error_text(self) -> str:
         """The text of the error for calls to it."""
         return f"{self.member.name} is gone ({self.reason}); start it again or use another worker"
 
@@ -199,7 +199,7 @@ Outbox = list[tuple[int, Any]]
 Outcome = tuple[Effects, Outbox]
 
 
-def joined(outcomes: Iterable[Outcome]) -> Outcome:
+def join_outcomes(outcomes: Iterable[Outcome]) -> Outcome:
     """Return all effects and all messages of several outcomes, in order."""
     effects: Effects = []
     outbox: Outbox = []

@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.effects import Effects, Outbox, Outcome, joined
+from rpcbench.protocol.effects import Effects, Outbox, Outcome, join_outcomes
 from rpcbench.wire.messages import Join, Loss, Member, Past, Ready, Refused, Report, View
 
 
 class DepartedMembers(dict[int, fx.MemberLeft]):
-    def find(self, key: int | str) -> fx.MemberLeft | None:
+    def find_departed(self, key: int | str) -> fx.MemberLeft | None:
         """Return the last member under an id or a name that has left."""
         if isinstance(key, int):
             return self.get(key)
@@ -43,16 +43,16 @@ _MIXED = "RPC group mixes statically and dynamically initialized members which i
 
 
 def join_error(
-    source: int, member: Member, asked: int | None, size: int | None, there: Mapping[int, Member]
+    source: int, member: Member, wanted_size: int | None, size: int | None, there: Mapping[int, Member]
 ) -> str | None:
     """Return why a member that `asked` for a world of some size may not join one of `size`; None if it may."""
     if source != member.id:
         return f"worker {source} asks for id {member.id}"
-    if asked != size:
-        mixed = "" if size is not None and asked is not None else f"{_MIXED} "
+    if wanted_size != size:
+        mixed = "" if size is not None and wanted_size is not None else f"{_MIXED} "
         return (
             f"{mixed}this world is {_describe_kind(size)}, but {member.name} asks to join one that is "
-            f"{_describe_kind(asked)}"
+            f"{_describe_kind(wanted_size)}"
         )
     if size is not None and not 0 <= member.id < size:
         return f"id {member.id} of {member.name} does not fit a world of {size}"
@@ -74,7 +74,7 @@ _LATE = 1.0  # seconds by which a tick may be late before this process counts as
 class SignsOfLife(NamedTuple):
     """The signs of life of one peer."""
 
-    heard: int  # bytes received so far
+    bytes_received: int  # bytes received so far
     acknowledged: float | None  # seconds since the peer's host acknowledged data; None: not known
 
 
@@ -88,7 +88,7 @@ class Verdict(NamedTuple):
 
 @dataclass(slots=True)
 class _PeerState:
-    heard: int  # bytes received so far
+    bytes_received: int  # bytes received so far
     since: float  # time of the last sign of life
     suspect: bool = False
 
@@ -104,7 +104,7 @@ class FailureDetector:
         self._next: float | None = None  # when the next tick is due
         self._peers: dict[int, _PeerState] = {}
 
-    def tick(self, now: float, sounds: Mapping[int, SignsOfLife]) -> list[Verdict]:
+    def judge_peers(self, now: float, sounds: Mapping[int, SignsOfLife]) -> list[Verdict]:
         """Judge all peers by their latest `sounds`, once each period."""
         # This process was stopped itself, so the silence may be its own: give all peers a fresh start.
         if self._next is not None and now > self._next + _LATE:
@@ -116,8 +116,8 @@ class FailureDetector:
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _judge_peer(self, id_: int, peer: _PeerState, sound: SignsOfLife, now: float) -> Verdict | None:
-        if sound.heard != peer.heard:
-            peer.heard, peer.since = sound.heard, now
+        if sound.bytes_received != peer.bytes_received:
+            peer.bytes_received, peer.since = sound.bytes_received, now
             recovered, peer.suspect = peer.suspect, False
             return Verdict(id_, "recovered", "it responds again") if recovered else None
         silent = now - peer.since
@@ -160,40 +160,40 @@ class Membership:
         }
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.leader == self.me.id
 
     @property
-    def outlives_leaders(self) -> bool:
+    def may_outlive_leaders(self) -> bool:
         return self.world_size is None and not self.launched
 
-    def set_address(self, host: str, address: str, remote: str) -> None:
+    def set_addresses(self, host: str, address: str, remote: str) -> None:
         """Set the addresses of this member, which exist only after it listens."""
         self.me = self.me._replace(host=host, address=address, remote=remote)
 
-    def find(self, key: int | str) -> Member | None:
+    def find_member(self, key: int | str) -> Member | None:
         """Return a member by id or name; None if there is none."""
         if isinstance(key, int):
             return self.members.get(key)
         return next((member for member in self.members.values() if member.name == key), None)
 
-    def start(self, leader: int = 0) -> Outcome:
+    def start_membership(self, leader: int = 0) -> Outcome:
         """Found the world if this process is to lead it; else ask the leader for admission."""
         self.leader = leader
-        if self.leads:
+        if self.is_leader:
             return self._change_members(lambda: self.members.update({self.me.id: self.me}))
         return [], [(leader, Join(self.me, self.world_size))]
 
-    def may_say(self, source: int, message: Any) -> bool:
+    def may_send(self, source: int, message: Any) -> bool:
         """Return whether a message about members comes from the leader, or is sent to it."""
-        if self.outlives_leaders:
+        if self.may_outlive_leaders:
             return True  # leadership moves, and the receiver may have an older view than the sender
-        return self.leads if isinstance(message, REQUESTS) else source == self.leader
+        return self.is_leader if isinstance(message, REQUESTS) else source == self.leader
 
     # -- the leader
-    def asked(self, source: int, message: Any) -> Outcome:
+    def answer_request(self, source: int, message: Any) -> Outcome:
         """Answer a request to the leader."""
-        if self.leads:
+        if self.is_leader:
             return self._answers[type(message)](source, message)
         if isinstance(message, Join):
             return [], [(source, Refused(f"{self.me.name} does not lead this world", True))]
@@ -201,7 +201,7 @@ class Membership:
             self._early.append((source, message))
         return [], []
 
-    def taken(self, worker: int) -> str | None:
+    def id_refusal(self, worker: int) -> str | None:
         """Return the reason why a process that was not launched cannot have this id; None if it can."""
         member = self.members.get(worker) if not self.launched else None
         return f"rank {worker} is not unique: {member.name} has it already" if member else None
@@ -219,21 +219,21 @@ class Membership:
         outcomes: list[Outcome] = []
         member, before = message.member, self.members.get(source)
         if self.launched and source == member.id and before is not None and member.incarnation > before.incarnation:
-            outcomes.append(self.lost(source, "it was started again"))
+            outcomes.append(self.member_lost(source, "it was started again"))
         refused = self._objection_to_join(source, message)
         if refused:
             if self.world_size is not None and source not in self.members and source < self.world_size:
                 self._refused[source] = refused.reason
-            return joined([*outcomes, ([], [(source, refused)]), ([], self._give_up())])
+            return join_outcomes([*outcomes, ([], [(source, refused)]), ([], self._give_up())])
         for table in (self._lost, self.past, self._refused):
             table.pop(source, None)
         outcomes.append(self._change_members(lambda: self.members.update({source: member})))
-        return joined([*outcomes, ([], self._give_up())])
+        return join_outcomes([*outcomes, ([], self._give_up())])
 
     def _give_up(self) -> Outbox:
         """Refuse all members if the world cannot become complete: all have asked, and some were turned away."""
-        came = len(self.members) + len(self._refused)
-        if self.world_size is None or self._complete or not self._refused or came < self.world_size:
+        arrivals = len(self.members) + len(self._refused)
+        if self.world_size is None or self._complete or not self._refused or arrivals < self.world_size:
             return []
         reason = next(iter(self._refused.values()))
         return [
@@ -242,7 +242,7 @@ class Membership:
 
     def _objection_to_join(self, source: int, message: Join) -> Refused | None:
         if self.closing:
-            return Refused("this world is about to end", self.outlives_leaders)
+            return Refused("this world is about to end", self.may_outlive_leaders)
         if message.member.incarnation <= self.past.get(message.member.id, -1):
             return Refused(f"another process has joined as {message.member.name} since this one asked", True)
         reason = join_error(source, message.member, message.world_size, self.world_size, self.members)
@@ -257,7 +257,7 @@ class Membership:
         return self._close_if_ready()
 
     def on_report(self, message: Report) -> Outcome:
-        return self.lost(message.id, message.reason) if self._is_in(message) else ([], [])
+        return self.member_lost(message.id, message.reason) if self._is_in(message) else ([], [])
 
     def _close_if_ready(self) -> Outcome:
         if self._ready >= self.members.keys() and not self.closing:
@@ -268,19 +268,21 @@ class Membership:
         """Remove a member, then close the world if the others waited only for it."""
         self._ready.discard(worker)
         self.past[worker] = self.members[worker].incarnation
-        return joined([self._change_members(lambda: self.members.pop(worker)), self._close_if_ready()])
+        return join_outcomes([self._change_members(lambda: self.members.pop(worker)), self._close_if_ready()])
 
     def _begin_closing(self) -> None:
         self.closing = True
 
     def _hand_over(self) -> Outcome:
         """Leave, and make another member leader if the world goes on and there is one."""
-        heir = self._choose_heir() if self.outlives_leaders else None
+        heir = self._choose_heir() if self.may_outlive_leaders else None
         if heir is None:
             return self._change_members(self._begin_closing)
         self.leader = heir.id
         # Incarnations assigned to processes that have not joined yet must not be assigned again by the heir.
-        self.past |= {id_: life for id_, life in self._assigned_incarnations.items() if id_ not in self.members}
+        self.past |= {
+            id_: incarnation for id_, incarnation in self._assigned_incarnations.items() if id_ not in self.members
+        }
         self.past[self.me.id] = self.me.incarnation
         effects, outbox = self._change_members(lambda: self.members.pop(self.me.id))
         return [fx.HandedOver(heir, self.epoch), *effects, *self._finish_closing()], outbox
@@ -297,39 +299,41 @@ class Membership:
     def _change_members(self, change: Callable[[], object]) -> Outcome:
         """Change the members and publish the new view."""
         # Launched members end on request: a closing world sends them no more views. Others may still call each other.
-        before, told = dict(self.members), self.closing and self.launched
+        before, end_on_request = dict(self.members), self.closing and self.launched
         change()
         self.epoch += 1
         lost = tuple(Loss(*entry) for entry in self._lost.items())
         past = tuple(Past(*entry) for entry in self.past.items())
         complete = self._complete or self.world_size is None or len(self.members) >= self.world_size
         view = View(self.epoch, tuple(self.members.values()), lost, self.closing, complete, past, self.leader)
-        return self._compare_members(before, view.complete), [(to, view) for to in self._other_members() if not told]
+        return self._compare_members(before, view.complete), [
+            (to, view) for to in self._other_members() if not end_on_request
+        ]
 
     # -- all members
-    def ready(self, leaving: bool) -> Outcome:
+    def announce_ready(self, leaving: bool) -> Outcome:
         """Announce that this member is ready to stop, or `leaving`: then it is out when the leader disconnects it."""
         self.leaving = leaving
-        if not self.leads:
+        if not self.is_leader:
             return [], [(self.leader, Ready(leaving))]
         return self._hand_over() if leaving else self.on_ready(self.me.id, Ready(False))
 
-    def lost(self, worker: int, reason: str) -> Outcome:
+    def member_lost(self, worker: int, reason: str) -> Outcome:
         """Handle the loss of a member that did not announce its departure: report it, or remove it as the leader."""
         member = self.members.get(worker)
         if self.closing:
             return [], []
-        if worker == self.leader and not self.leads:
+        if worker == self.leader and not self.is_leader:
             return self._world_ended(reason)
         if member is None:
             return [], []
-        if not self.leads:
+        if not self.is_leader:
             report = self._reported[worker] = Report(worker, member.incarnation, reason)
             return [], [] if self.leaving else [(self.leader, report)]
         self._lost[worker] = reason
         return self._remove_member(worker)
 
-    def never(self, worker: int, incarnation: int) -> None:
+    def note_lost_joiner(self, worker: int, incarnation: int) -> None:
         """Note the loss of a process that is no member: its Join may still be in transit, and is refused by this."""
         self.past[worker] = max(incarnation, self.past.get(worker, -1))
 
@@ -338,7 +342,7 @@ class Membership:
         if self.leaving:
             return self._finish_closing(), []
         before, self.members, self.ended = self.members, {}, True
-        if not before and self.outlives_leaders:
+        if not before and self.may_outlive_leaders:
             return [fx.Rejected(f"the member that it asked for admission is lost: {reason}", True)], []
         self._lost = {self.leader: reason}
         led = before[self.leader].name if self.leader in before else f"worker {self.leader}"
@@ -364,7 +368,7 @@ class Membership:
         more, outbox = self._follow_leader() if self.leader != led_before else ([], [])
         return effects + more, outbox
 
-    def lost_silently(self) -> list[tuple[Member, str]]:
+    def silent_losses(self) -> list[tuple[Member, str]]:
         """Return the members that the view still names although this one has reported their loss, with the reasons."""
         return [(self.members[id_], report.reason) for id_, report in self._reported.items() if self._is_in(report)]
 
@@ -375,15 +379,17 @@ class Membership:
     def _follow_leader(self) -> Outcome:
         """Repeat the unanswered requests to the new leader, which may be this member."""
         reports = [*self._reported.values()]
-        if not self.leads:
+        if not self.is_leader:
             requests = [*reports, *([Ready(True)] if self.leaving else [])]
             return [fx.WatchMember(self.members[self.leader])], [(self.leader, request) for request in requests]
         outcomes: list[Outcome] = [([fx.Leads(self.epoch), *map(fx.WatchMember, self._other_members().values())], [])]
         early, self._early = self._early, []
-        outcomes += [self.asked(source, request) for source, request in [(self.me.id, r) for r in reports] + early]
+        outcomes += [
+            self.answer_request(source, request) for source, request in [(self.me.id, r) for r in reports] + early
+        ]
         if self.leaving:
             outcomes.append(self._hand_over())
-        return joined(outcomes)
+        return join_outcomes(outcomes)
 
     def _compare_members(self, before: dict[int, Member], complete: bool) -> Effects:
         effects: Effects = []

@@ -47,8 +47,8 @@ from functools import partial
 from typing import NamedTuple
 
 from rpcbench.base.errors import WorkerLostError
-from rpcbench.base.ids import Id, Note, Row, Table, Tombstones, row_of
-from rpcbench.protocol.effects import Effects, Free, Outbox, Outcome, OwnerLost, ValueFailed, joined
+from rpcbench.base.ids import Id, Note, Row, Table, Tombstones, make_row
+from rpcbench.protocol.effects import Effects, Free, Outbox, Outcome, OwnerLost, ValueFailed, join_outcomes
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, Origin, UserDelete
 
 
@@ -73,7 +73,7 @@ class User:
     rref: Id
     owner: int
     parent: int | None
-    life: int = 0  # the owner's incarnation
+    owner_incarnation: int = 0  # the owner's incarnation
     type: str = ""
     confirmed: bool = False  # the owner has this fork in its table
     released: bool = False  # the last local handle has gone
@@ -97,7 +97,7 @@ class RRefs:
         self.on_empty: Callable[[], object] | None = None  # called when nothing is owned or used any more
         self.me = me
         self.alive: Callable[[int, int], bool | None] = lambda worker, life: True  # None: no View has named it yet
-        self.life_of: Callable[[int], int] = lambda worker: 0  # id → incarnation
+        self.incarnation_of: Callable[[int], int] = lambda worker: 0  # id → incarnation
         self.owned: dict[Id, Owned] = {}
         self.users: dict[Id, User] = {}  # by fork
         self.children: dict[Id, Id] = {}  # child fork → parent fork
@@ -115,11 +115,11 @@ class RRefs:
     def create_user(self, owner: int, type_: str) -> tuple[Id, Id]:
         """Make this member the first user of a value that `owner` will make, for `remote()`; return (RRef, fork)."""
         rref, fork = self.new_id(), self.new_id()
-        self.users[fork] = User(rref, owner, None, self.life_of(owner), type_)
+        self.users[fork] = User(rref, owner, None, self.incarnation_of(owner), type_)
         self._tell_user("UserCreated", fork)
         return rref, fork
 
-    def share(
+    def share_rref(
         self, rref: Id, fork: Id | None, type_: str, to: int, now: float, size: int | None = None,
         origin: Origin | None = None,
     ) -> Fork:  # fmt: skip
@@ -138,41 +138,45 @@ class RRefs:
         user.children[child] = to
         self.children[child] = fork
         self._tell_user("ChildAdded", fork)
-        return Fork(rref, user.owner, child, self.me, type_, user.life)
+        return Fork(rref, user.owner, child, self.me, type_, user.owner_incarnation)
 
-    def shared(self, fork: Fork) -> bool:
+    def is_shared(self, fork: Fork) -> bool:
         """Return whether a fork made here still counts; it does not if its receiver was lost since."""
         if fork.owner != self.me:
             return fork.fork in self.children
         return fork.rref in self.owned and fork.fork in self.owned[fork.rref].forks
 
-    def unshare(self, fork: Fork) -> Outcome:
+    def withdraw_fork(self, fork: Fork) -> Outcome:
         """Withdraw a fork: the message with it was not sent."""
         if fork.owner == self.me:
             return self.drop_fork(fork.rref, fork.fork), []
         return self.child_known(fork.fork)
 
     # -- receiving
-    def adopt(self, fork: Fork) -> tuple[bool, Effects, Outbox]:
+    def adopt_fork(self, fork: Fork) -> tuple[bool, Effects, Outbox]:
         """Take the RRef of a received message. True if its owner must confirm it before a function may run on it."""
-        told: Outbox = [] if fork.parent == self.me else [(fork.parent, ChildAccept(fork.fork))]
+        outbox: Outbox = [] if fork.parent == self.me else [(fork.parent, ChildAccept(fork.fork))]
         if fork.owner == self.me:
-            return False, self._add_fork(fork.rref, fork.fork, self.me, fork.life != self._incarnation), told
-        alive = self.alive(fork.owner, fork.life)
+            return (
+                False,
+                self._add_fork(fork.rref, fork.fork, self.me, fork.owner_incarnation != self._incarnation),
+                outbox,
+            )
+        alive = self.alive(fork.owner, fork.owner_incarnation)
         if alive is False:
-            return False, [OwnerLost(fork.rref)], told
+            return False, [OwnerLost(fork.rref)], outbox
         confirmed = fork.parent == fork.owner
-        self.users[fork.fork] = User(fork.rref, fork.owner, fork.parent, fork.life, fork.type, confirmed)
+        self.users[fork.fork] = User(fork.rref, fork.owner, fork.parent, fork.owner_incarnation, fork.type, confirmed)
         self._tell_user("UserAdded", fork.fork)
-        asks = alive and not confirmed  # an owner that no View has named yet is asked by `came`
-        return not confirmed, [], [(fork.owner, ForkRequest(fork.rref, fork.fork))] if asks else []
+        must_confirm = alive and not confirmed  # an owner that no View has named yet is asked by `owner_joined`
+        return not confirmed, [], [(fork.owner, ForkRequest(fork.rref, fork.fork))] if must_confirm else []
 
-    def named(self, rref: Id) -> bool:
+    def note_reference(self, rref: Id) -> bool:
         """Note that a call refers to a value owned here; False if the value has been freed."""
         if rref not in self.owned:
             if self._is_past(rref):
                 return False
-            # The creating call is in transit, so the value is awaited; `lost` fails it if its creator is lost.
+            # The creating call is in transit, so the value is awaited; `member_lost` fails it if its creator is lost.
             self.owned[rref] = Owned()
             self._tell_owned("RRefNamed", rref)
         return True
@@ -195,8 +199,8 @@ class RRefs:
             return [], []
         user.confirmed = True
         self._tell_user("UserConfirmed", message.fork)
-        told: Outbox = [] if user.parent is None else [(user.parent, ChildAccept(message.fork))]
-        return [], told + self._retire_if_unused(message.fork)
+        outbox: Outbox = [] if user.parent is None else [(user.parent, ChildAccept(message.fork))]
+        return [], outbox + self._retire_if_unused(message.fork)
 
     # -- ends of forks and values
     def child_known(self, child: Id) -> Outcome:
@@ -218,7 +222,7 @@ class RRefs:
             return []
         return self._let_go(rref)
 
-    def release(self, fork: Id) -> Outbox:
+    def release_fork(self, fork: Id) -> Outbox:
         """Release a fork: its last local handle has gone."""
         user = self.users.get(fork)
         if user is None or user.released:
@@ -227,14 +231,14 @@ class RRefs:
         self._tell_user("UserReleased", fork)
         return self._retire_if_unused(fork)
 
-    def value_set(self, rref: Id, type_: str, failed: bool, size: int | None = None) -> None:
+    def creation_finished(self, rref: Id, type_: str, failed: bool, size: int | None = None) -> None:
         """Note that the creating call has returned, or failed."""
         owned = self.owned.get(rref)
         if owned is not None:
             owned.ready, owned.failed, owned.type, owned.size = True, failed, type_ or owned.type, size
             self._tell_owned("ValueSet", rref)
 
-    def unmade(self, rref: Id, error: Exception) -> Effects:
+    def creation_failed(self, rref: Id, error: Exception) -> Effects:
         """Give the users of a value the error of its creating call, which will not run."""
         owned = self.owned.get(rref)
         if owned is not None:
@@ -252,35 +256,39 @@ class RRefs:
         # The ChildAccept lets the parent go: the owner will never confirm this fork.
         return [OwnerLost(user.rref)], [] if user.parent is None else [(user.parent, ChildAccept(fork))]
 
-    def lost(self, worker: int, incarnation: int) -> tuple[Effects, Outbox, list[Id]]:
+    def member_lost(self, worker: int, incarnation: int) -> tuple[Effects, Outbox, list[Id]]:
         """Drop the forks and the values of a lost member. Third result: forks that waited for its confirmation."""
         effects: Effects = []
         self._departed_processes.add((worker, incarnation))
         for rref, owned in list(self.owned.items()):
             for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                 effects += self.drop_fork(rref, fork)
-                self._maybe_passed_on.add(rref)
+                self._maybe_passed_on.add_tombstone(rref)
             if not owned.created and (rref.worker, rref.incarnation) == (worker, incarnation):
-                effects += self.unmade(rref, _lost_value(rref))
+                effects += self.creation_failed(rref, _lost_value(rref))
         passed_on = [c for c, parent in self.children.items() if self.users[parent].children[c] == worker]
         outcomes = [(effects, []), *map(self.child_known, passed_on)]
-        waiting = [fork for fork, user in self.users.items() if (user.owner, user.life) == (worker, incarnation)]
-        return *joined([*outcomes, *map(self.owner_lost, waiting)]), waiting
+        waiting = [
+            fork for fork, user in self.users.items() if (user.owner, user.owner_incarnation) == (worker, incarnation)
+        ]
+        return *join_outcomes([*outcomes, *map(self.owner_lost, waiting)]), waiting
 
-    def came(self, worker: int, incarnation: int) -> Outbox:
+    def owner_joined(self, worker: int, incarnation: int) -> Outbox:
         """Request confirmation from a new member of forks that arrived here before the View that names it."""
         return [
             (worker, ForkRequest(user.rref, fork))
             for fork, user in self.users.items()
-            if (user.owner, user.life) == (worker, incarnation) and not user.confirmed and user.parent is not None
+            if (user.owner, user.owner_incarnation) == (worker, incarnation)
+            and not user.confirmed
+            and user.parent is not None
         ]
 
     def orphaned_forks(self) -> list[Id]:
         """Return the forks of owners that have left, even if no View has ever named them."""
-        return [fork for fork, user in self.users.items() if self.alive(user.owner, user.life) is False]
+        return [fork for fork, user in self.users.items() if self.alive(user.owner, user.owner_incarnation) is False]
 
     # -- observation
-    def held_by(self, worker: int | None = None) -> list[HeldFork]:
+    def forks_held_by(self, worker: int | None = None) -> list[HeldFork]:
         """Return the forks of RRefs owned here that a member holds; of all members, if None."""
         return [
             HeldFork(rref, owned.type, fork, holder)
@@ -289,13 +297,13 @@ class RRefs:
             if worker is None or holder == worker
         ]
 
-    def tables(self) -> dict[str, Table]:
+    def rref_tables(self) -> dict[str, Table]:
         return {
             "owned": {str(rref): _owned_row(rref, owned) for rref, owned in self.owned.items()},
             "users": {str(fork): _user_row(fork, user) for fork, user in self.users.items()},
         }
 
-    def check(self) -> None:
+    def check_rrefs(self) -> None:
         for child, parent in self.children.items():
             assert child in self.users[parent].children, f"child {child} unknown to its parent {parent}"
         for rref, owned in self.owned.items():
@@ -306,7 +314,7 @@ class RRefs:
         never = rref not in self.owned and (predecessors or self._is_past(rref))
         self.owned.setdefault(rref, Owned()).forks[fork] = holder
         self._tell_owned("ForkAdded", rref)
-        return self.unmade(rref, _lost_value(rref)) if never else []
+        return self.creation_failed(rref, _lost_value(rref)) if never else []
 
     def _is_past(self, rref: Id) -> bool:
         """Return whether a value that is not here was freed, or will never be made; else its call is in transit."""
@@ -316,7 +324,7 @@ class RRefs:
     def _let_go(self, rref: Id) -> Effects:
         del self.owned[rref]
         if rref.worker != self.me:  # `_is_past` tells our own RRefs by their id
-            self._freed.add(rref)
+            self._freed.add_tombstone(rref)
         self._tell_owned("RRefFreed", rref)
         self._tell_empty()
         return [Free(rref)]
@@ -340,11 +348,11 @@ class RRefs:
 
     def _tell_owned(self, kind: str, rref: Id) -> None:
         if self.note is not None:
-            self.note(kind, "owned", str(rref), partial(row_of, self.owned, rref, _owned_row))
+            self.note(kind, "owned", str(rref), partial(make_row, self.owned, rref, _owned_row))
 
     def _tell_user(self, kind: str, fork: Id) -> None:
         if self.note is not None:
-            self.note(kind, "users", str(fork), partial(row_of, self.users, fork, _user_row))
+            self.note(kind, "users", str(fork), partial(make_row, self.users, fork, _user_row))
 
 
 def _lost_value(rref: Id) -> WorkerLostError:

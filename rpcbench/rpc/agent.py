@@ -37,7 +37,7 @@ class RpcAgent(Agent):
 
     def _get_device_map(self, dst: WorkerInfo) -> dict[torch.device, torch.device]:
         """Return the device map for calls of a worker: device here -> device there."""
-        return dict(self.values.routes.to(dst.id, False).targets)
+        return dict(self.values.routes.route_to(dst.id, False).targets)
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
         """Wait until no call of this member is in flight.
@@ -53,7 +53,7 @@ class RpcAgent(Agent):
 
     def get_metrics(self) -> dict[str, str]:
         """Return counts of threads and calls: `agent.thread_pool_size`, `agent.num_idle_threads`, `*_active_calls`."""
-        served, called = self.machine.ask(lambda node: (len(node.calls.serving), len(node.calls.outgoing)))
+        served, called = self.machine.read_node(lambda node: (len(node.calls.serving), len(node.calls.outgoing)))
         metrics = {
             "agent.thread_pool_size": self._pool.limit,
             "agent.num_idle_threads": max(0, self._pool.limit - self._pool.busy),
@@ -74,7 +74,7 @@ class RpcAgent(Agent):
         """Measure for each served call how long its thread waits for the GIL; `get_metrics` then has the mean."""
         self._profiles_gil = flag
         # Swapped, not tested in each call: a call that is not profiled pays nothing.
-        self._dispatcher.run = self._serve_timed if flag else functools.partial(server.serve, self)
+        self._dispatcher.run = self._serve_timed if flag else functools.partial(server.serve_request, self)
         self._gil_waits = (0, 0.0)
 
     def _serve_timed(self, source: int, message: Call | Create | Fetch) -> None:
@@ -82,9 +82,9 @@ class RpcAgent(Agent):
         time.sleep(0)  # releases the GIL and takes it again
         waits, seconds = self._gil_waits  # no lock: a lost update changes the mean of a profile a little
         self._gil_waits = (waits + 1, seconds + time.perf_counter() - began)
-        server.serve(self, source, message)
+        server.serve_request(self, source, message)
 
 
 def _get_current_rpc_agent() -> RpcAgent:
     """Return the agent that `rpc_sync` and the other functions use. Raises RuntimeError where there is none."""
-    return cast(RpcAgent, current.current())
+    return cast(RpcAgent, current.current_agent())

@@ -30,7 +30,7 @@ from rpcbench.rpc.gather import (
     _wait_all_workers,
     check_leaks,
 )
-from rpcbench.rpc.profiling import RPCExecMode, _build_rpc_profiling_key, profiled
+from rpcbench.rpc.profiling import RPCExecMode, _build_rpc_profiling_key, profile_call
 from rpcbench.rpc.profiling import enabled as profiler_enabled
 from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
@@ -84,8 +84,8 @@ def rpc_sync(
     tensor([4., 4.])
     """
     function, args, kwargs = _prepare_call(func, args, kwargs)
-    agent = current.current()
-    event = profiled(agent, RPCExecMode.SYNC, func, to) if profiler_enabled() else None
+    agent = current.current_agent()
+    event = profile_call(agent, RPCExecMode.SYNC, func, to) if profiler_enabled() else None
     if event is None:  # `ask` creates no future; with one, small calls took 9 to 23 % longer
         return agent.ask(to, function, args, kwargs, timeout)
     with event as until:
@@ -118,8 +118,8 @@ def rpc_async(
     [1024, 1024]
     """
     call = _prepare_call(func, args, kwargs)
-    agent = current.current()
-    event = profiled(agent, RPCExecMode.ASYNC, func, to) if profiler_enabled() else None
+    agent = current.current_agent()
+    event = profile_call(agent, RPCExecMode.ASYNC, func, to) if profiler_enabled() else None
     if event is None:
         future = _call_agent(agent, to, call, timeout)
     else:
@@ -153,8 +153,8 @@ def remote(
     tensor(10)
     """
     call = _prepare_call(func, args, kwargs)
-    agent = current.current()
-    event = profiled(agent, RPCExecMode.REMOTE, func, to) if profiler_enabled() else None
+    agent = current.current_agent()
+    event = profile_call(agent, RPCExecMode.REMOTE, func, to) if profiler_enabled() else None
     if event is None:
         return cast("RRef[Any]", agent.create(to, *call, timeout))
     with event as until:
@@ -206,7 +206,7 @@ def __getattr__(name: str) -> Any:
 # -- members
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     """Return name and id of a worker, by default of this one. Raises RuntimeError for an unknown one."""
-    agent = current.current()
+    agent = current.current_agent()
     return WorkerInfo(agent.name, agent.id) if worker_name is None else agent.member(worker_name)
 
 
@@ -220,35 +220,35 @@ def wait_for(count: int, timeout: float = JOIN_SECONDS) -> None:
     Raises:
         RpcError: The timeout has passed. Names the workers that came and, as far as known, those that are missing.
     """
-    current.current().wait_for(count, timeout)
+    current.current_agent().wait_for(count, timeout)
 
 
 def _to_worker_info(to: int | str | WorkerInfo) -> WorkerInfo:
-    return current.current().member(to)
+    return current.current_agent().member(to)
 
 
 def get_rpc_timeout() -> float:
     """Return the timeout in seconds of calls that name none; 0 for no limit."""
-    return current.current().rpc_timeout
+    return current.current_agent().rpc_timeout
 
 
 def _set_rpc_timeout(seconds: float) -> None:
     given: object = seconds
     if not isinstance(given, Real):
         raise TypeError(f"incompatible function arguments: a timeout is in seconds, not {seconds!r}")
-    current.current().rpc_timeout = seconds
+    current.current_agent().rpc_timeout = seconds
 
 
 # -- the agent
 def _is_current_rpc_agent_set() -> bool:
-    return current.find() is not None
+    return current.find_current() is not None
 
 
 def _set_and_start_rpc_agent(agent: Agent) -> None:
     """Make this agent the current one; it may be started already."""
     if not isinstance(agent, Agent):
         raise TypeError(f"an agent must be an rpcbench Agent, or derive from it, to take calls; not {agent!r}")
-    current.adopt(agent)
+    current.register_agent(agent)
     agent.ready.set()
 
 
@@ -291,17 +291,17 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         RuntimeError: RPC is not initialized; worker 0 was lost before all workers had called `shutdown`; or RRefs are
             left, which it lists, where `_ignore_rref_leak` is False.
     """
-    agent = current.current()
+    agent = current.current_agent()
     agent.shutdown(graceful, timeout, last=lambda: _let_go(agent))
     if not _ignore_rref_leak:
         check_leaks(agent)
 
 
 def _let_go(agent: Agent) -> None:
-    if agent.machine.ask(lambda node: node.members.ended):
-        gone = agent.member_table.unreachable(0, "it is gone")
+    if agent.machine.read_node(lambda node: node.members.ended):
+        gone = agent.member_table.unreachable_error(0, "it is gone")
         raise WorkerLostError(f"the world of {agent.name} has ended before all were done: {gone}")
-    with current.using(agent):
+    with current.use_agent(agent):
         _delete_all_user_and_unforked_owner_rrefs()
 
 

@@ -25,7 +25,7 @@ from rpcbench.base.errors import NoOverloadError
 from rpcbench.runtime import current
 from rpcbench.runtime.server import ASYNC_MARK, DeferredResult
 from rpcbench.serialization.closures import MissingCodeError
-from rpcbench.serialization.importable import in_main
+from rpcbench.serialization.importable import find_in_main
 
 __all__ = ["async_execution"]
 _MAIN = "__main__"
@@ -46,9 +46,9 @@ class NamedFunction:
 
 def _find_function(name: str) -> Any:
     module, _, path = name.rpartition(":")
-    here = current.current().name
+    here = current.current_agent().name
     if module in ("", _MAIN):
-        found = in_main(path)
+        found = find_in_main(path)
         if found is None:
             raise MissingCodeError(f"{here} has no function {path!r} in its main namespace")
     else:
@@ -90,9 +90,9 @@ def check_overload(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     tensors = not kwargs and set(map(type, args)) == _TENSORS
     if tensors and (function, len(args)) in _fit:
         return
-    home = _HOMES.get(function.__module__)
+    namespace = _HOMES.get(function.__module__)
     # Other builtins, which no mode intercepts, would really run here.
-    if home is None or getattr(home, function.__name__, None) is not function:
+    if namespace is None or getattr(namespace, function.__name__, None) is not function:
         return
     try:
         with _PARSE_ONLY:
@@ -131,11 +131,11 @@ def async_execution(fn: F) -> F:
     """
 
     @functools.wraps(fn)
-    def marked(*args: Any, **kwargs: Any) -> Any:
+    def call_function(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
-    setattr(marked, ASYNC_MARK, fn)
-    return marked  # type: ignore[return-value]
+    setattr(call_function, ASYNC_MARK, fn)
+    return call_function  # type: ignore[return-value]
 
 
 def run_marked(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 
 from rpcbench.base.conditions import Event
 from rpcbench.base.errors import RpcError, RpcTimeoutError, ShutdownError, WorkerLostError
-from rpcbench.base.futures import Future, blocked
+from rpcbench.base.futures import Future, release_slot
 from rpcbench.base.ids import Counter
 from rpcbench.protocol.node import Node
 from rpcbench.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
@@ -41,7 +41,7 @@ _PATIENCE = timedelta(seconds=100)  # for owners and users of RRefs at shutdown
 
 def _rref_context_get_debug_info() -> dict[str, str]:
     """Return counts: RRefs owned here, their forks, unconfirmed forks held here, and forks in transit."""
-    return current.current().machine.ask(_count_rrefs)
+    return current.current_agent().machine.read_node(_count_rrefs)
 
 
 def _count_rrefs(node: Node) -> dict[str, str]:
@@ -56,7 +56,7 @@ def _count_rrefs(node: Node) -> dict[str, str]:
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta = _PATIENCE) -> None:
     """Release all RRefs used here; return when none is used or owned here any more, or after `timeout`."""
-    agent = current.current()
+    agent = current.current_agent()
     empty = Event()
 
     # One step under the node's lock: the last RRef cannot vanish between the test and the registration.
@@ -67,13 +67,13 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: timedelta = _PATIENCE) ->
     for hold in list(agent.holds):
         if (handle := hold()) is not None:
             handle.release()
-    if not agent.machine.ask(watch):
+    if not agent.machine.read_node(watch):
         empty.wait(timeout.total_seconds())
 
 
 def check_leaks(agent: Agent) -> None:
     """Raise RpcError if RRefs are owned here after the world's end; list them, and where those held here were made."""
-    leaks = agent.machine.ask(_describe_leaks)
+    leaks = agent.machine.read_node(_describe_leaks)
     if leaks:
         head = f"{agent.name} has {len(leaks)} RRef(s) left at its end; let go of them before shutdown:"
         handles = [handle for hold in list(agent.holds) if (handle := hold()) is not None and not handle._released]
@@ -82,8 +82,10 @@ def check_leaks(agent: Agent) -> None:
 
 
 def _describe_leaks(node: Node) -> list[str]:
-    held = node.leaks + node.rrefs.held_by()
-    return [f"Leaking RRef {h.rref}, a {h.type or 'value'}: {node.name(h.holder)} holds fork {h.fork}" for h in held]
+    held = node.leaks + node.rrefs.forks_held_by()
+    return [
+        f"Leaking RRef {h.rref}, a {h.type or 'value'}: {node.member_name(h.holder)} holds fork {h.fork}" for h in held
+    ]
 
 
 logger = logging.getLogger(__name__)
@@ -102,7 +104,7 @@ class AllGatherStates:
         self.number = 0  # of a follower's wait
         self.numbers: dict[str, int] = {}  # of the contributors' waits, on the leader
 
-    def end(self, objects: dict[str, Any] | Exception) -> None:
+    def finish_round(self, objects: dict[str, Any] | Exception) -> None:
         if isinstance(objects, Exception):
             self.error = objects
         else:
@@ -122,18 +124,22 @@ class _GatherRounds:
         agent.on_member(self._member_changed)
         agent.hooks.on_end.append(self._agent_stopped)
 
-    def leader(self, key: _Key) -> str:
-        return min(key) if key else self._agent.member(self._agent.machine.ask(lambda node: node.members.leader)).name
+    def round_leader(self, key: _Key) -> str:
+        return (
+            min(key)
+            if key
+            else self._agent.member(self._agent.machine.read_node(lambda node: node.members.leader)).name
+        )
 
     # -- the leader
-    def give(self, key: _Key, giver: str, value: Any, number: int = 0) -> AllGatherStates:
+    def add_contribution(self, key: _Key, sender: str, value: Any, number: int = 0) -> AllGatherStates:
         """Put a contribution into a round, and return the round. `number`: of the giver's wait."""
         with self._lock:
-            open_ = (states for states, k in self._led.items() if k == key and giver not in states.gathered_objects)
+            open_ = (states for states, k in self._led.items() if k == key and sender not in states.gathered_objects)
             states = next(open_, None) or AllGatherStates(self._agent.name)
             self._led[states] = key
-            states.gathered_objects[giver] = value
-            states.numbers[giver] = number
+            states.gathered_objects[sender] = value
+            states.numbers[sender] = number
         self._end_complete()
         return states
 
@@ -155,7 +161,7 @@ class _GatherRounds:
                     del self._led[states]
                 ended += [states for states in self._followed.values() if states.leader == who.name]
             for states in ended:
-                states.end(error)
+                states.finish_round(error)
         self._end_complete()  # a round of all workers may have waited for that one only
 
     def _agent_stopped(self) -> None:
@@ -163,10 +169,12 @@ class _GatherRounds:
         with self._lock:
             waiting = [*self._led, *self._followed.values()]
         for states in waiting:
-            states.end(ShutdownError(f"{self._agent.name} has shut down while it waited for others in _all_gather"))
+            states.finish_round(
+                ShutdownError(f"{self._agent.name} has shut down while it waited for others in _all_gather")
+            )
 
     # -- followers
-    def follow(self, leader: str) -> AllGatherStates:
+    def follow_round(self, leader: str) -> AllGatherStates:
         """Register a wait for a round. If the leader leaves from now on, `_member_changed` ends it."""
         states = AllGatherStates(leader)
         states.number = self._numbers.next()
@@ -174,20 +182,22 @@ class _GatherRounds:
             self._followed[states.number] = states
         return states
 
-    def forget(self, states: AllGatherStates) -> None:
+    def forget_round(self, states: AllGatherStates) -> None:
         with self._lock:
             self._followed.pop(states.number, None)
             self._led.pop(states, None)
 
 
 # -- functions that run on other workers
-def _gather_to_leader(key: _Key, giver: str, value: Any, number: int) -> None:
-    current.current().part(_GatherRounds).give(key, giver, value, number)
+def _gather_to_leader(key: _Key, sender: str, value: Any, number: int) -> None:
+    current.current_agent().part(_GatherRounds).add_contribution(key, sender, value, number)
 
 
 def _broadcast_to_followers(number: int, objects: dict[str, Any] | Exception) -> None:
-    if (states := current.current().part(_GatherRounds)._followed.get(number)) is not None:  # it has not timed out
-        states.end(objects)
+    if (
+        states := current.current_agent().part(_GatherRounds)._followed.get(number)
+    ) is not None:  # it has not timed out
+        states.finish_round(objects)
 
 
 # -- API
@@ -206,18 +216,18 @@ def _all_gather(
         RpcTimeoutError: The timeout has passed.
         WorkerLostError: The leader, or a worker for which the round waits, is lost or has left.
     """
-    agent = current.current()
+    agent = current.current_agent()
     rounds = agent.part(_GatherRounds)
     key = frozenset(worker_names) if worker_names else _ALL
     waiting = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
-    leader = rounds.leader(key)
+    leader = rounds.round_leader(key)
     leads = leader == agent.name
-    states = rounds.give(key, leader, obj) if leads else rounds.follow(leader)
+    states = rounds.add_contribution(key, leader, obj) if leads else rounds.follow_round(leader)
     try:
         if not leads:
-            told = (key, agent.name, obj, states.number)
-            agent.call(leader, _gather_to_leader, told, timeout=timeout, label=_LABEL).wait()
-        with blocked():
+            contribution = (key, agent.name, obj, states.number)
+            agent.call(leader, _gather_to_leader, contribution, timeout=timeout, label=_LABEL).wait()
+        with release_slot():
             ended = states.proceed_signal.wait(waiting)
         if not ended:
             states.error = RpcTimeoutError(
@@ -227,7 +237,7 @@ def _all_gather(
         if leads:
             _send_result(agent, states, timeout)
     finally:
-        rounds.forget(states)
+        rounds.forget_round(states)
     if states.error is not None:
         raise states.error
     return states.gathered_objects
@@ -240,8 +250,8 @@ def _send_result(agent: Agent, states: AllGatherStates, timeout: float) -> None:
     sent: dict[str, Future[Any]] = {}
     for name in there & states.numbers.keys():
         with contextlib.suppress(WorkerLostError):  # it has left since
-            told = (states.numbers[name], result)
-            sent[name] = agent.call(name, _broadcast_to_followers, told, timeout=timeout, label=_LABEL)
+            arguments = (states.numbers[name], result)
+            sent[name] = agent.call(name, _broadcast_to_followers, arguments, timeout=timeout, label=_LABEL)
     errors: dict[str, Exception] = {}
     for name, future in sent.items():
         try:
@@ -260,7 +270,7 @@ def _send_result(agent: Agent, states: AllGatherStates, timeout: float) -> None:
 
 def _barrier(worker_names: Iterable[str]) -> None:
     """Wait until all these workers have called it; if one cannot, log that and return, as torch does."""
-    agent, names = current.current(), sorted(worker_names)
+    agent, names = current.current_agent(), sorted(worker_names)
     try:
         _all_gather(None, names)
     except RuntimeError:

@@ -44,7 +44,7 @@ from rpcbench.base.errors import (
     TurnedAwayError,
 )
 from rpcbench.base.ids import check_name
-from rpcbench.base.rebuild import story, words
+from rpcbench.base.rebuild import format_traceback, format_value
 from rpcbench.rpc import api, backend_registry
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.backend_registry import BackendType
@@ -56,7 +56,7 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.deadlocks import Watchdog
 from rpcbench.runtime.members import NO_RECORDS, LaunchRecords, WorkerInfo
 from rpcbench.runtime.publisher import Health, Publisher
-from rpcbench.runtime.timers import keep_what_is_freed
+from rpcbench.runtime.timers import keep_freed_memory
 from rpcbench.transport import hosts, listeners, run_dir
 from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Link
@@ -88,7 +88,9 @@ def request_incarnation(config: WorldConfig, may_found: bool, deadline: float) -
                 return replace(config, led_by=config.id, incarnation=0)
             why: RpcError = error
             # In a world of fixed size worker 0 records its failure in the rendezvous: the others then stop waiting.
-            if config.world_size is not None and (failure := Rendezvous(Path(config.directory)).failure(since)):
+            if config.world_size is not None and (
+                failure := Rendezvous(Path(config.directory)).founding_failure(since)
+            ):
                 raise IncompleteWorldError(f"{config.name}: worker 0 could not found the world: {failure}") from error
         except RefusedError as error:
             if not error.again and time.monotonic() > patience:  # the old holder of the rank may have just died
@@ -108,15 +110,15 @@ def request_incarnation(config: WorldConfig, may_found: bool, deadline: float) -
 def _first_answer(config: WorldConfig, me: Identity) -> Identity:
     """Return the identity of the first leader that answers. Raises NotConnectedError where none listens."""
     meeting, opener = Rendezvous(Path(config.directory)), Opener(config.secret)
-    ways: Iterable[Callable[[], str]] = (meeting.find, *([lambda: config.leader] if config.leader else []))
+    finders: Iterable[Callable[[], str]] = (meeting.find_leader, *([lambda: config.leader] if config.leader else []))
     failed = ""
-    for way in ways:
+    for finder in finders:
         try:
-            stream, leader = opener.dial(way(), me)
+            stream, leader = opener.dial_peer(finder(), me)
         except OSError as error:
             failed = f"nobody answers at {config.leader or meeting.path}: {error.strerror or error}"
         else:
-            stream.release()
+            stream.close_descriptor()
             return leader
     raise NotConnectedError(failed)
 
@@ -142,7 +144,7 @@ def resolve_config(
     shared = run_dir.load_secret()
     if place.leader and shared is None:
         if urlsplit(f"//{place.leader}").hostname != socket.gethostname().lower():
-            raise run_dir.demand_secret(place.leader)
+            raise run_dir.missing_secret_error(place.leader)
         place = place._replace(leader="", key=place.key.replace("tls:", "tcp:"))  # it is this host's own name
     # file:// may name a shared file system, so its key holds for all hosts; other keys hold for one host.
     directory = shared_directory(place.key if place.key.startswith("file:") else f"{place.key} on {host_id()}")
@@ -232,14 +234,14 @@ def start_agent(
     Raises RpcError where the world refuses it or stays incomplete; ValueError on all members where the device maps of
     one of them are wrong.
     """
-    keep_what_is_freed()
-    agent = RpcAgent(config, RRef.held, link, records)
+    keep_freed_memory()
+    agent = RpcAgent(config, RRef.from_existing, link, records)
     agent.values.recorder = AutogradRecorder(agent)
     for part in (Publisher, Watchdog, Health, *parts):
         agent.part(part)
     agent.bus.on_watch.append(lambda: _torch_collectives(agent))
-    current.start(agent, timeout)
-    if problem := agent.values.routes.problem(config.world_size is not None):
+    current.start_agent(agent, timeout)
+    if problem := agent.values.routes.device_map_error(config.world_size is not None):
         # Graceful: the peers find the same problem, but must have seen a complete world first.
         agent.shutdown()
         raise ValueError(problem)
@@ -253,7 +255,7 @@ def _torch_collectives(agent: Agent) -> None:
     agent.part(TorchCollectives).watch_changed()
 
 
-def join(
+def join_open_world(
     config: WorldConfig,
     founder: bool,
     deadline: float,
@@ -379,7 +381,7 @@ def join_world(
         with _log_missing_workers(name) as waits:
             parts = (_tell_errors, _log_losses, waits)
             deadline = time.monotonic() + max(JOIN_SECONDS, timeout)
-            return join(config, may_found(config, place), deadline, link, parts)
+            return join_open_world(config, may_found(config, place), deadline, link, parts)
     except IncompleteWorldError as error:
         if config.leader:
             raise
@@ -403,7 +405,7 @@ def _log_missing_workers(name: str) -> Iterator[_Part]:
     agents: list[Agent] = []
 
     def tell() -> None:
-        census = agents[-1].member_table.census() if agents else "only 0 came: not even member 0 answered"
+        census = agents[-1].member_table.describe_members() if agents else "only 0 came: not even member 0 answered"
         _log.warning("%s waits for its world; %s", name, census)
 
     timer = threading.Timer(_LONG_SECONDS, tell)
@@ -441,7 +443,7 @@ def _tell_errors(agent: Agent) -> None:
     def tell(error: BaseException) -> None:
         with contextlib.suppress(OSError, ValueError):  # stderr may be closed; the caller gets the error anyway
             who = f"WorkerInfo(id={agent.id}, name={agent.name})"
-            sys.stderr.write(f"On {who}:\n{words(error)}\n{story(error)}")
+            sys.stderr.write(f"On {who}:\n{format_value(error)}\n{format_traceback(error)}")
 
     agent.hooks.on_error.append(tell)
 

@@ -12,10 +12,10 @@ from torch.jit._builtins import _find_builtin
 
 from rpcbench.base.futures import Future, make_future
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.requests import label_of
+from rpcbench.runtime.requests import function_label
 
 enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-"""Whether any profiler of torch records this thread: the cheap test before `profiled`."""
+"""Whether any profiler of torch records this thread: the cheap test before `profile_call`."""
 _LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY
 
 
@@ -61,14 +61,16 @@ def _end_with_future(record: Any, future: Future[Any]) -> Future[Any]:
             whole.set_exception(error)
 
     record._call_end_callbacks_on_future(future).add_done_callback(pass_on)
-    future.follow()  # torch's callback runs only once the reply has been unpacked
+    future.complete_eagerly()  # torch's callback runs only once the reply has been unpacked
     return whole
 
 
-def profiled(agent: Agent, mode: RPCExecMode, func: Any, to: Any) -> contextlib.AbstractContextManager[Until] | None:
+def profile_call(
+    agent: Agent, mode: RPCExecMode, func: Any, to: Any
+) -> contextlib.AbstractContextManager[Until] | None:
     """Return a context manager for the start of a call, which yields an `Until`; None if no profiler records."""
     if not _get_should_profile():
         return None
     builtin = None if isinstance(func, str) else _find_builtin(func)  # type: ignore[no-untyped-call]
-    name = func if isinstance(func, str) else builtin or label_of(func)
+    name = func if isinstance(func, str) else builtin or function_label(func)
     return _record_event(_build_rpc_profiling_key(mode, name, agent.name, agent.member(to).name))

@@ -15,7 +15,7 @@ from rpcbench.base.config import UNSET_TIMEOUT
 from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Id
-from rpcbench.rpc.rref_proxy import RRefProxy, check_name, run_method, run_method_there
+from rpcbench.rpc.rref_proxy import RRefProxy, check_method, run_method, run_method_there
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import RRefHandle, class_of, type_of
@@ -37,26 +37,26 @@ class RRef(RRefHandle, Generic[T]):
 
     _agent: Agent
     _confirmed_names: set[str]  # attributes that the owner has confirmed for `remote()`
-    _asked: Future[Any] | None  # the request for the value's class
+    _class_request: Future[Any] | None  # the request for the value's class
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         if type_hint is not None and not isinstance(value, torch.jit.ScriptModule):
             raise RuntimeError(
                 "type_hint should only be specified when the RRef being created contains a ScriptModule. Leave it out"
             )
-        agent = current.current()
-        made = agent.values.keep(value)
+        agent = current.current_agent()
+        made = agent.values.make_owner_handle(value)
         RRefHandle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
-        self._confirmed_names, self._asked, self._site = set(), None, made._site
+        self._confirmed_names, self._class_request, self._site = set(), None, made._site
 
     @classmethod
-    def held(
+    def from_existing(
         cls, agent: Agent, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str = ""
     ) -> RRef[Any]:
         """For the runtime: return a reference with an id that exists already."""
         new = cls.__new__(cls)  # not __init__, which would register a new value
         RRefHandle.__init__(new, agent, rref, owner, fork, value, type_)
-        new._confirmed_names, new._asked = set(), None
+        new._confirmed_names, new._class_request = set(), None
         return new
 
     # -- the owner
@@ -76,7 +76,7 @@ class RRef(RRefHandle, Generic[T]):
         if self.is_owner():
             return True
         created = self._creation is None or (self._creation.done() and self._creation_error() is None)
-        return created and self._agent.values.confirmed(self._fork)
+        return created and self._agent.values.is_confirmed(self._fork)
 
     # -- the value
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
@@ -132,14 +132,14 @@ class RRef(RRefHandle, Generic[T]):
         until the value is created.
         """
 
-        def create(to: int, function: Callable[..., Any], args: Any, timeout: float) -> RRefHandle:
+        def create_remote(to: int, function: Callable[..., Any], args: Any, timeout: float) -> RRefHandle:
             # Without the check a misspelt name would raise only where the RRef of the result is used.
             if args[1] not in self._confirmed_names:
-                self._call_and_wait(to, check_name, args[:2], timeout)
+                self._call_and_wait(to, check_method, args[:2], timeout)
                 self._confirmed_names.add(args[1])
             return self._agent.create(to, function, args, timeout=timeout, label=self._make_label(function, args))
 
-        return RRefProxy(self, create, timeout)
+        return RRefProxy(self, create_remote, timeout)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Run the backward pass from the value, a scalar tensor, over all workers of an autograd context.
@@ -167,9 +167,9 @@ class RRef(RRefHandle, Generic[T]):
     def _get_type(self, timeout: float = UNSET_TIMEOUT, blocking: bool = True) -> Any:
         """Return the class of the value, or a Future of it."""
         # One request serves all later calls, unless it failed: a timeout must not be final.
-        if self._asked is None or (self._asked.done() and _has_failed(self._asked)):
-            self._asked = self._call_owner(self._owner, _type_of, (self,), timeout)
-        return self._asked.wait() if blocking else self._asked
+        if self._class_request is None or (self._class_request.done() and _has_failed(self._class_request)):
+            self._class_request = self._call_owner(self._owner, _type_of, (self,), timeout)
+        return self._class_request.wait() if blocking else self._class_request
 
     def _get_future(self) -> Future[Any]:
         """Return a future that is done when the value has been created; at once unless `remote()` made this RRef."""
@@ -214,7 +214,7 @@ class RRef(RRefHandle, Generic[T]):
     def _creation_error(self) -> Exception | None:
         creation = self._creation
         # `outcome` first: it is an attribute read, and this runs before each use of the RRef.
-        if creation is None or ((known := creation.outcome()) and known[1] is None) or not creation.done():
+        if creation is None or ((known := creation.known_outcome()) and known[1] is None) or not creation.done():
             return None
         try:
             creation.value()
@@ -267,7 +267,7 @@ class RRef(RRefHandle, Generic[T]):
 
     def _type_detail(self) -> str:
         """Return `, Tensor (N=32, C=3)`, if more is known than the class: from the value, or sent with the RRef."""
-        outcome = None if self._value is None else self._value.outcome()
+        outcome = None if self._value is None else self._value.known_outcome()
         type_ = self._type if outcome is None or outcome[1] is not None else type_of(outcome[0])
         return "" if type_ == class_of(type_) else f", {type_}"
 

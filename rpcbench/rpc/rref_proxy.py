@@ -60,7 +60,9 @@ def run_method(rref: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, 
 
 def run_method_there(worker: int, serial: int, incarnation: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
     """As `run_method`, for the RRef with this id: the caller holds it during the call, so no fork need be sent."""
-    return _run_method(current.current().values.here(Id(worker, serial, incarnation)).wait(), method, args, kwargs)
+    return _run_method(
+        current.current_agent().values.live_future(Id(worker, serial, incarnation)).wait(), method, args, kwargs
+    )
 
 
 def _run_method(value: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -72,7 +74,7 @@ def _read_attribute(rref: Any, name: str) -> Any:
     return getattr(rref.local_value(), name)
 
 
-def check_name(rref: Any, name: str) -> None:
+def check_method(rref: Any, name: str) -> None:
     """Raise the error of a call of this method where the value has none."""
     value = rref.local_value()
     if name == _ITSELF and not callable(value):

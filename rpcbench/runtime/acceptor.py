@@ -48,7 +48,7 @@ class Handshakes:
         self._opening: set[int] = set()  # numbers of handshakes under way
 
     @contextlib.contextmanager
-    def one(self, afresh: Callable[[], bool] = lambda: False) -> Iterator[Identity]:
+    def handshake_identity(self, afresh: Callable[[], bool] = lambda: False) -> Iterator[Identity]:
         """Give this member's identity for one handshake. `afresh`: whether it has no connection to that peer now."""
         with self._lock:
             serial = next(self._serials)
@@ -61,7 +61,7 @@ class Handshakes:
             with self._lock:
                 self._opening.remove(serial)
 
-    def met(self, leader: Identity) -> None:
+    def adopt_epoch(self, leader: Identity) -> None:
         """Take over the epoch of the world that this process asked to join, and has found."""
         if self.me.epoch == NO_WORLD:
             self.me = replace(self.me, epoch=leader.epoch)
@@ -90,30 +90,30 @@ class Acceptor:
         self._lock = threading.Lock()  # guards the listeners and `_closed`
         self._listeners: list[Listener] = []
         self._closed = False
-        self._accept: Callable[[Listener], None] = lambda listener: None  # set by `open`: starts a thread
+        self._accept: Callable[[Listener], None] = lambda listener: None  # set by `start_accepting`: starts a thread
         self._meeting = Rendezvous(Path(config.directory))
         self._address = ""  # for members on this host
 
-    def bind(self, world: int) -> tuple[str, str]:
+    def bind_listeners(self, world: int) -> tuple[str, str]:
         """Listen; return the addresses for members on this host, and for others ("" if there are none). `world`: the
-        epoch of the world that this member founds, or NEWCOMER. Peers that dial wait until `open`. NotConnectedError if
-        another process listens there; TurnedAwayError if another one leads already."""
+        epoch of the world that this member founds, or NEWCOMER. Peers that dial wait until `start_accepting`.
+        NotConnectedError if another process listens there; TurnedAwayError if another one leads already."""
         founds, config = world != NO_WORLD, self._config
         try:
             self._address = self._start_listener(
                 addresses.own_address(Path(config.directory), config.id, config.incarnation)
             )
-            if founds and not self._meeting.found(world, self._address):
+            if founds and not self._meeting.claim_leadership(world, self._address):
                 raise TurnedAwayError(f"another process already listens where this world meets, in {config.directory}")
             remote = config.leader if founds and config.leader else config.remote
             return self._address, self._start_listener(remote, config.bind) if remote else ""
         except (NotConnectedError, TurnedAwayError) as error:
             if founds and config.world_size is not None:  # in an open world another one may lead
-                self._meeting.fail(str(error))
+                self._meeting.record_failure(str(error))
             raise
 
     def _start_listener(self, address: str, bind: str = "") -> str:
-        listener, taken = self._opener.listen(address, bind, self.refusals)
+        listener, taken = self._opener.open_listener(address, bind, self.refusals)
         with self._lock:
             late = self._closed  # closed while this thread was about to listen
             if not late:
@@ -124,16 +124,16 @@ class Acceptor:
             self._accept(listener)
         return taken
 
-    def open(self, start: Callable[[Callable[[], None], str], None], spawn: Callable[[Job], None]) -> None:
+    def start_accepting(self, start: Callable[[Callable[[], None], str], None], spawn: Callable[[Job], None]) -> None:
         """Admit peers from now on. `start` makes a named thread, `spawn` runs a short job on one."""
         self._accept = lambda listener: start(partial(self._accept_forever, listener, spawn), "accept")
         for listener in list(self._listeners):
             self._accept(listener)
 
     # -- the leader's address
-    def lead(self, me: Identity, view: int) -> None:
+    def publish_leadership(self, me: Identity, view: int) -> None:
         """Publish this member as the leader from this view on."""
-        self._meeting.lead(me.epoch, view, self._address)
+        self._meeting.record_leadership(me.epoch, view, self._address)
         if self._closed:
             self._remove_address()  # the member has left meanwhile
         elif self._config.leader:
@@ -142,10 +142,10 @@ class Acceptor:
             except NotConnectedError as error:
                 _log.warning("%s leads its world now; newcomers on other hosts will not find it: %s", me.name, error)
 
-    def hand_over(self, me: Identity, heir: Member, view: int) -> None:
+    def hand_over_leadership(self, me: Identity, heir: Member, view: int) -> None:
         """Publish the heir as the leader from this view on, and free the port, which the heir needs."""
         if heir.host == me.host:
-            self._meeting.hand_over(me.epoch, view, heir.address)
+            self._meeting.record_successor(me.epoch, view, heir.address)
         self.close()
 
     def _accept_forever(self, listener: Listener, spawn: Callable[[Job], None]) -> None:
@@ -157,14 +157,14 @@ class Acceptor:
     def _let_in(self, listener: Listener, sock: socket.socket, places: threading.BoundedSemaphore) -> None:
         with self._identity() as me:
             try:
-                stream, identity = self._opener.let_in(listener, sock, me, self._objection, self._offer)
+                stream, identity = self._opener.authenticate_peer(listener, sock, me, self._objection, self._offer)
             except (ProtocolError, OSError):
-                self.refusals.add()
+                self.refusals.count_refusal()
                 return
             finally:
                 places.release()
             if identity.incarnation == NO_INCARNATION:
-                stream.release()  # it only asked for an incarnation
+                stream.close_descriptor()  # it only asked for an incarnation
             else:
                 self._admit(stream, identity)
 
@@ -180,11 +180,11 @@ class Acceptor:
 
     def _remove_address(self) -> None:
         try:
-            self._meeting.leave(self._address)
+            self._meeting.remove_address(self._address)
         except OSError as error:  # say, no descriptor left; a stale rendezvous file does no harm
             _log.warning("could not remove the rendezvous file %s: %s", self._meeting.path, error)
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """Drop the sockets in a forked child: they belong to the parent."""
         for listener in self._listeners:
-            listener.forked()
+            listener.after_fork()

@@ -37,7 +37,7 @@ class Channels:
         self._channels: dict[str, SerialQueue[tuple[int, bytes]]] = {}  # (sender, msgpack), by channel
         effects.register(NoticeReceived, self._queue_notice)
 
-    def listen(self, channel: str, handler: NoticeHandler) -> None:
+    def register_handler(self, channel: str, handler: NoticeHandler) -> None:
         """Listen on a channel: `handler` runs on a pool thread, one call at a time, in order of arrival."""
         self._channels[channel] = SerialQueue(
             lambda each: handler(each[0], msgspec.msgpack.decode(each[1])), self._spawn
@@ -57,10 +57,10 @@ Opened = Callable[[], Any]
 class ChannelHandler(Protocol):
     """A listener for the parcels of one channel."""
 
-    def came(self, place: Place, values: Opened) -> None:
+    def parcel_received(self, place: Place, values: Opened) -> None:
         """Take note of a parcel that has arrived."""
 
-    def undelivered(self, place: Place, error: Exception) -> None:
+    def delivery_failed(self, place: Place, error: Exception) -> None:
         """Take note that a parcel sent from here will not arrive."""
 
 
@@ -74,44 +74,44 @@ class Parcels:
         effects.register(DataReceived, self._data_received)
         effects.register(Undelivered, self._data_undelivered)
 
-    def listen(self, channel: str, listener: ChannelHandler) -> None:
+    def add_listener(self, channel: str, listener: ChannelHandler) -> None:
         self._listeners[channel] = listener
 
-    def stop_listening(self, channel: str, listener: ChannelHandler) -> None:
+    def remove_listener(self, channel: str, listener: ChannelHandler) -> None:
         """Remove a listener: parcels that arrive on the channel are dropped."""
         if self._listeners.get(channel) is listener:
             del self._listeners[channel]
 
-    def channels(self) -> list[str]:
+    def open_channels(self) -> list[str]:
         """Return the channels that have a listener."""
         return list(self._listeners)
 
-    def post(self, to: int, channel: str, place: Place, label: str, values: Any) -> None:
+    def send_parcel(self, to: int, channel: str, place: Place, label: str, values: Any) -> None:
         """Send values to the listener of `channel` there. Block while `to` is far behind in reading (backpressure). If
         they do not arrive, the local listener of that channel is called, unless `to` has left the world, which is
         reported elsewhere. SerializationError for values that cannot travel in parcels: RRefs travel in calls only."""
         kept = self._values
-        body, tensors = kept.codec.encode(values, None, label, kept.routes.to(to, False))
-        scope = None if kept.recorder is None else kept.recorder.cut(tensors, to, label)
+        body, tensors = kept.codec.encode_value(values, None, label, kept.routes.route_to(to, False))
+        scope = None if kept.recorder is None else kept.recorder.record_cut_send(tensors, to, label)
         parcel = new_tuple(Parcel, (channel, place, label, scope, body))
-        self._machine.feed(lambda node: node.send(to, parcel), may_wait=True)
+        self._machine.feed_event(lambda node: node.send_message(to, parcel), may_wait=True)
 
     def _data_received(self, effect: DataReceived) -> None:
         parcel = effect.parcel
         if (listener := self._listeners.get(parcel.channel)) is not None:
-            listener.came(parcel.place, partial(self._decode_data, effect.source, parcel.scope, parcel.body))
+            listener.parcel_received(parcel.place, partial(self._decode_data, effect.source, parcel.scope, parcel.body))
 
     def _decode_data(self, source: int, scope: Scope | None, body: Body) -> Any:
         recorder = self._values.recorder
         if scope is None or recorder is None:
-            return self._values.codec.decode(body)
+            return self._values.codec.decode_value(body)
 
         def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            recorder.cut_off(scope, tensors, source)
+            recorder.record_cut_receive(scope, tensors, source)
             return tensors
 
-        return self._values.codec.decode(body, None, adopt)
+        return self._values.codec.decode_value(body, None, adopt)
 
     def _data_undelivered(self, effect: Undelivered) -> None:
         if (listener := self._listeners.get(effect.parcel.channel)) is not None:
-            listener.undelivered(effect.parcel.place, effect.error)
+            listener.delivery_failed(effect.parcel.place, effect.error)

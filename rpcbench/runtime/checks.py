@@ -35,32 +35,32 @@ class Leak(NamedTuple):
         return f"RRef {self.rref} of {self.type or 'a value'}, owned by {self.owner}, used by {users}, {made}"
 
 
-def leaks(agent: Agent) -> list[Leak]:
+def find_leaks(agent: Agent) -> list[Leak]:
     """Return all RRefs alive here that another member shares, values owned here first."""
     return _owned_leaks(agent) + _held_leaks(agent)
 
 
 def _owned_leaks(agent: Agent) -> list[Leak]:
-    names = agent.member_table.name
+    names = agent.member_table.member_name
 
     def rows(node: Node) -> list[tuple[Id, Owned, dict[Id, int]]]:
         return [(rref, owned, dict(owned.forks)) for rref, owned in node.rrefs.owned.items()]
 
     found = []
-    for rref, owned, forks in agent.machine.ask(rows):
-        site = agent.values.site(rref)
+    for rref, owned, forks in agent.machine.read_node(rows):
+        site = agent.values.creation_site_of(rref)
         holders = tuple(names(holder) for holder in forks.values())
         found.append(Leak(rref, tuple(forks), agent.name, holders, owned.type, str(site or ""), False))
     return found
 
 
 def _held_leaks(agent: Agent) -> list[Leak]:
-    users = agent.machine.ask(lambda node: {f: u for f, u in node.rrefs.users.items() if u.owner != agent.id})
+    users = agent.machine.read_node(lambda node: {f: u for f, u in node.rrefs.users.items() if u.owner != agent.id})
     found = []
     for handle in filter(None, [hold() for hold in list(agent.holds)]):  # weak references: some may be dead
         fork = handle._fork
         user = users.get(fork) if fork is not None else None
         if fork is not None and user is not None and not handle._released:  # the owner may not know of it yet
-            owner, site = agent.member_table.name(user.owner), str(handle._site or "")
+            owner, site = agent.member_table.member_name(user.owner), str(handle._site or "")
             found.append(Leak(handle._rref, (fork,), owner, (agent.name,), user.type, site, True))
     return found

@@ -46,11 +46,13 @@ class ConnectionManager:
         self._handshakes = Handshakes(me)
         self._opener = Opener(config.secret)
         self._table = ConnectionTable()
-        self.find: Callable[[int], StreamConnection | None] = self._table.find  # id → the connection to send on
+        self.find: Callable[[int], StreamConnection | None] = (
+            self._table.find_connection
+        )  # id → the connection to send on
         self._reconnector = Reconnector(self._table, events, self._dial_member, config.grace_seconds)
         offer = events.incarnation_for
         self.acceptor = Acceptor(
-            config, self._opener, self._handshakes.one, self._objection_to_peer, offer, self._admit_peer
+            config, self._opener, self._handshakes.handshake_identity, self._objection_to_peer, offer, self._admit_peer
         )
         self._pool = pool
         self._events = events
@@ -61,42 +63,42 @@ class ConnectionManager:
         self._threads: list[threading.Thread] = []  # of listeners
 
     @property
-    def me(self) -> Identity:
+    def own_identity(self) -> Identity:
         return self._handshakes.me
 
     # -- open connections
-    def far(self) -> dict[int, list[StreamConnection]]:
+    def remote_connections(self) -> dict[int, list[StreamConnection]]:
         """Return the connections to members on other hosts, by id."""
         found: dict[int, list[StreamConnection]] = {}
-        for entry in self._table.all():
-            if entry.peer.host != self.me.host:
+        for entry in self._table.all_entries():
+            if entry.peer.host != self.own_identity.host:
                 found.setdefault(entry.peer.id, []).append(entry.connection)
         return found
 
-    def traffic(self) -> dict[int, tuple[int, int]]:
+    def traffic_by_member(self) -> dict[int, tuple[int, int]]:
         """Return (bytes sent, bytes received) for each member, over its open connections."""
         found: dict[int, tuple[int, int]] = {}
-        for entry in self._table.all():
-            (out, come), (before, earlier) = entry.connection.traffic(), found.get(entry.peer.id, (0, 0))
+        for entry in self._table.all_entries():
+            (out, come), (before, earlier) = entry.connection.traffic_counts(), found.get(entry.peer.id, (0, 0))
             found[entry.peer.id] = out + before, come + earlier
         return found
 
-    def flush(self) -> None:
+    def flush_connections(self) -> None:
         """Write the messages that connections hold back."""
-        for entry in self._table.all():
+        for entry in self._table.all_entries():
             entry.connection.flush()
 
-    def tidy(self) -> None:
+    def free_idle_memory(self) -> None:
         """Free memory that no connection has needed for some time."""
-        for entry in self._table.all():
-            entry.connection.tidy()
+        for entry in self._table.all_entries():
+            entry.connection.free_idle_memory()
 
-    def send(self, to: int, addresses: Sequence[str], control: bytes, body: Body) -> None:
+    def send_message(self, to: int, addresses: Sequence[str], control: bytes, body: Body) -> None:
         """Write a message to the connection to a member, opened if there is none. Blocks. Within one host a timeout
         proves nothing, as the process may be stopped or busy: it is dialled until it answers or ends."""
         while True:
             try:
-                connection = self.connect(to, addresses)
+                connection = self.connect_to_member(to, addresses)
             except NotConnectedError as error:
                 silent = isinstance(error.__cause__, _LATE)
                 if silent and not any(each.startswith("tls:") for each in addresses):
@@ -106,7 +108,7 @@ class ConnectionManager:
                 connection.send(control, body, True)
                 return
 
-    def connect(self, to: int, addresses: Sequence[str]) -> StreamConnection:
+    def connect_to_member(self, to: int, addresses: Sequence[str]) -> StreamConnection:
         """Return the connection to a member; dial if there is none. NotConnectedError if none answers. Blocks."""
         # A dialler that gives up just after the peer's last word leaves the peer with a connection that has ended, and
         # the peer's calls on it are lost. Within one host only a busy machine is late, so there it has more patience.
@@ -114,84 +116,84 @@ class ConnectionManager:
         seconds = LOCAL_HANDSHAKE_SECONDS if local else HANDSHAKE_SECONDS
         while (connection := self._table.find_or_dial(to)) is None:
             with contextlib.ExitStack() as after:
-                after.callback(self._table.dialled, to)
+                after.callback(self._table.dial_finished, to)
                 self._dial_member(to, addresses, seconds)
         return connection
 
     def reach_leader(self) -> Identity:
         """Connect to the leader. NotConnectedError if it does not listen (yet), ProtocolError if it is another one."""
         leader = self._config.led_by
-        self.connect(leader, self._meeting_ways())
-        for entry in self._table.all():
+        self.connect_to_member(leader, self._meeting_addresses())
+        for entry in self._table.all_entries():
             if entry.peer.id == leader:
                 return entry.peer
         raise NotConnectedError("it closed the connection")
 
-    def _meeting_ways(self) -> list[str]:
+    def _meeting_addresses(self) -> list[str]:
         meeting = Rendezvous(Path(self._config.directory))
-        ways = [self._config.leader] if self._config.leader else []
+        addresses = [self._config.leader] if self._config.leader else []
         try:
-            return [meeting.find(), *ways]
+            return [meeting.find_leader(), *addresses]
         except FileNotFoundError as error:
-            if ways:
-                return ways
+            if addresses:
+                return addresses
             raise NotConnectedError(f"nobody answers at {meeting.path}: {error.strerror}") from error
 
     # -- new connections
-    def found(self) -> None:
-        self._handshakes.me = replace(self.me, epoch=1 + secrets.randbits(60))
+    def found_world(self) -> None:
+        self._handshakes.me = replace(self.own_identity, epoch=1 + secrets.randbits(60))
 
     def _objection_to_peer(self, peer: Identity) -> Objection | None:
-        if (reason := self._table.barred(peer)) is not None:
+        if (reason := self._table.bar_reason(peer)) is not None:
             return Objection(reason)
-        return self._events.objection(peer) if peer.epoch == NO_WORLD else None
+        return self._events.admission_objection(peer) if peer.epoch == NO_WORLD else None
 
     def _dial_member(self, to: int, addresses: Sequence[str], seconds: float) -> None:
         """Open a connection. NotConnectedError, caused by the last address's OSError, if no address answers."""
         if self._stopped.is_set():
             raise NotConnectedError("this agent has stopped")
-        with self._handshakes.one(lambda: self.find(to) is None) as me:
+        with self._handshakes.handshake_identity(lambda: self.find(to) is None) as me:
             stream, peer = self._first_answer(addresses, me, seconds)
             if peer.id != to:
-                stream.release()
+                stream.close_descriptor()
                 raise ProtocolError(f"{peer.name} answers at the address of worker {to}")
-            self._handshakes.met(peer)
+            self._handshakes.adopt_epoch(peer)
             self._add_connection(stream, peer, me.id)
 
     def _first_answer(self, addresses: Sequence[str], me: Identity, seconds: float) -> tuple[Stream, Identity]:
         failed: OSError | None = None
-        told = "it has no address for this host"
+        reason = "it has no address for this host"
         for address in addresses:
             try:
-                return self._opener.dial(address, me, seconds)
+                return self._opener.dial_peer(address, me, seconds)
             except OSError as error:
-                failed, told = error, f"nobody answers at {address}: {error.strerror or error}"
-        raise NotConnectedError(told) from failed
+                failed, reason = error, f"nobody answers at {address}: {error.strerror or error}"
+        raise NotConnectedError(reason) from failed
 
-    def listen(self) -> None:
-        self.acceptor.open(self._start_thread, self._pool.spawn)
+    def start_accepting(self) -> None:
+        self.acceptor.start_accepting(self._start_thread, self._pool.spawn_job)
 
     def _admit_peer(self, stream: Stream, peer: Identity) -> None:
         with contextlib.suppress(NotConnectedError):  # the agent has stopped, or has dropped the peer
             self._add_connection(stream, peer, peer.id)
 
     def _add_connection(self, stream: Stream, peer: Identity, dialler: int) -> None:
-        entry = ConnectionEntry(peer, dialler, StreamConnection(stream, self._limits, self._pool.spawn))
-        self._reconnector.remove_replaced(peer)  # first: the node gets reports of breaks before new messages
-        if not self._table.add(entry):
-            stream.release()
-            raise NotConnectedError(self._table.barred(peer) or "this agent has stopped")
-        arrived, over = partial(self._events.arrived, peer), partial(self._connection_ended, entry)
+        entry = ConnectionEntry(peer, dialler, StreamConnection(stream, self._limits, self._pool.spawn_job))
+        self._reconnector.prepare_replacement(peer)  # first: the node gets reports of breaks before new messages
+        if not self._table.add_connection(entry):
+            stream.close_descriptor()
+            raise NotConnectedError(self._table.bar_reason(peer) or "this agent has stopped")
+        arrived, over = partial(self._events.frame_received, peer), partial(self._connection_ended, entry)
         receiver = Receiver(self._pool, entry.connection, arrived, over, self._due)
         receiver.start()
         if entry.connection.watch is not None:  # else no thread may borrow its read lock
             entry.connection.receive_until = receiver.receive_until
-        self._reconnector.stands(peer)
+        self._reconnector.connection_established(peer)
         if not self._config.launched:  # else the cluster of member 0 reports on all workers in one line
-            handshake.warn_of_versions(self.me.versions, peer.versions, peer.name)
+            handshake.warn_of_versions(self.own_identity.versions, peer.versions, peer.name)
 
     def _start_thread(self, target: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=target, name=f"rpcbench-{self.me.name}-{name}", daemon=True)
+        thread = threading.Thread(target=target, name=f"rpcbench-{self.own_identity.name}-{name}", daemon=True)
         with self._lock:
             self._threads = [t for t in self._threads if t.is_alive() or t.ident is None]
             self._threads.append(thread)
@@ -201,25 +203,25 @@ class ConnectionManager:
         """Handle the end of a connection, or of its use: its next messages cannot be handled."""
         try:
             if ending.broken:
-                entry.connection.cut()
-            self._reconnector.over(entry, ending)  # before the peer can see the end, and dial again
+                entry.connection.break_connection()
+            self._reconnector.connection_ended(entry, ending)  # before the peer can see the end, and dial again
         finally:
-            entry.connection.cut()
-            entry.connection.release()
+            entry.connection.break_connection()
+            entry.connection.close_descriptor()
 
     # -- ends
-    def drop(self, member: int, incarnation: int, reason: str) -> None:
+    def drop_member(self, member: int, incarnation: int, reason: str) -> None:
         """Close the connections to a member that has left, and refuse new ones."""
-        for entry in self._table.drop(member, incarnation, reason):
-            self._pool.spawn(entry.connection.close)
+        for entry in self._table.bar_process(member, incarnation, reason):
+            self._pool.spawn_job(entry.connection.close)
 
-    def give_up(self, member: int, reason: str) -> None:
+    def give_up_member(self, member: int, reason: str) -> None:
         """Drop a member as lost, in whichever state its connections are."""
-        peers = {entry.peer.incarnation: entry.peer for entry in self._table.all() if entry.peer.id == member}
+        peers = {entry.peer.incarnation: entry.peer for entry in self._table.all_entries() if entry.peer.id == member}
         for peer in peers.values():
-            for entry in self._table.drop(member, peer.incarnation, reason):
-                self._pool.spawn(lambda entry=entry: entry.connection.close(0.0))  # type: ignore[misc]
-            self._events.ended(peer, reason)
+            for entry in self._table.bar_process(member, peer.incarnation, reason):
+                self._pool.spawn_job(lambda entry=entry: entry.connection.close(0.0))  # type: ignore[misc]
+            self._events.peer_lost(peer, reason)
 
     def close(self) -> None:
         """Write queued messages, end all connections, stop listening. Idempotent."""
@@ -232,12 +234,12 @@ class ConnectionManager:
         self.acceptor.close()
         for entry in entries:
             entry.connection.close()
-        self._table.await_none(5)  # seconds, as below: a peer that does not read must not keep this process alive
+        self._table.wait_until_empty(5)  # seconds, as below: a peer that does not read must not keep this process alive
         for thread in threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(5)
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """Drop the sockets in a forked child: they are the parent's, which would not see them close."""
-        self._table.forked()
-        self.acceptor.forked()
+        self._table.after_fork()
+        self.acceptor.after_fork()

@@ -14,26 +14,26 @@ from contextvars import ContextVar
 
 from rpcbench.base.errors import NOT_INITIALIZED
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.server import caller, cancelled
+from rpcbench.runtime.server import caller_id, cancelled
 
-__all__ = ["caller", "cancelled", "current", "find", "prefer", "start", "using"]
+__all__ = ["caller_id", "cancelled", "current_agent", "find_current", "make_current", "start_agent", "use_agent"]
 _innermost: ContextVar[Agent | None] = ContextVar("rpcbench_agent", default=None)
-_started: list[Agent] = []  # in the order of `start`; the last one is current
+_started: list[Agent] = []  # in the order of `start_agent`; the last one is current
 _lock = threading.Lock()  # for changes of `_started`; a read is one step
 _silent = NOT_INITIALIZED
-"""The error text of `current` without an agent."""
+"""The error text of `current_agent` without an agent."""
 
 
-def current() -> Agent:
+def current_agent() -> Agent:
     """Return the agent to use. RuntimeError "RPC has not been initialized…" if there is none."""
-    agent = find()
+    agent = find_current()
     if agent is None:
         raise RuntimeError(_silent)
     return agent
 
 
-def find() -> Agent | None:
-    """Do as `current`, but return None if there is none."""
+def find_current() -> Agent | None:
+    """Do as `current_agent`, but return None if there is none."""
     agent = _innermost.get()
     if agent is not None and agent.running:
         return agent
@@ -43,14 +43,14 @@ def find() -> Agent | None:
         return None
 
 
-def start(agent: Agent, timeout: float) -> None:
+def start_agent(agent: Agent, timeout: float) -> None:
     """Start an agent: it is current for its own threads, and for other threads until a later one starts."""
-    adopt(agent)
+    register_agent(agent)
     agent.start(timeout)
 
 
-def adopt(agent: Agent) -> None:
-    """Register an agent that is started elsewhere, as `start` does."""
+def register_agent(agent: Agent) -> None:
+    """Register an agent that is started elsewhere, as `start_agent` does."""
     agent.hooks.on_thread.append(lambda: _innermost.set(agent))
     agent.hooks.on_end.append(lambda: _unregister_agent(agent))
     with _lock:
@@ -63,7 +63,7 @@ def _unregister_agent(agent: Agent) -> None:
             _started.remove(agent)
 
 
-def prefer(agent: Agent) -> None:
+def make_current(agent: Agent) -> None:
     """Make a running agent the current one, as if it were the latest started."""
     with _lock:
         if agent in _started:
@@ -72,7 +72,7 @@ def prefer(agent: Agent) -> None:
 
 
 @contextlib.contextmanager
-def using(agent: Agent) -> Iterator[None]:
+def use_agent(agent: Agent) -> Iterator[None]:
     """Make an agent the current one for a `with` block, as `with cluster:` does."""
     token = _innermost.set(agent)
     try:

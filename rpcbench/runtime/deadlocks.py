@@ -33,7 +33,7 @@ from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.handles import CreationSite, creation_sites
 from rpcbench.runtime.locked_node import uninterrupted
-from rpcbench.runtime.server import serve
+from rpcbench.runtime.server import serve_request
 
 _MOST = 12  # lines of a stack
 
@@ -48,7 +48,7 @@ class ThreadState(NamedTuple):
     places: tuple[str, ...]  # lines of the user's program, innermost first; of libraries if there are none
 
 
-def threads() -> list[ThreadState]:
+def thread_states() -> list[ThreadState]:
     """Return the current state of all threads of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return [_thread_state(ident, names.get(ident, str(ident)), stack) for ident, stack in _frames_by_thread().items()]
@@ -77,7 +77,7 @@ def _thread_state(ident: int, name: str, stack: list[FrameType]) -> ThreadState:
     for frame in stack:
         if frame.f_code is Future.wait.__code__ and future is None:
             future = frame.f_locals["self"]
-        if frame.f_code is serve.__code__:  # the innermost call: a waiting thread may receive and run others
+        if frame.f_code is serve_request.__code__:  # the innermost call: a waiting thread may receive and run others
             held = frame.f_locals
             serving = held["agent"], held["source"], held["message"].call
             return ThreadState(ident, name, serving, future, _places_of_frame(stack[0]))
@@ -134,19 +134,23 @@ def describe_cycle(circle: Sequence[Fact], name: Name) -> str:
 
 
 def describe_waits(
-    needs: Iterable[Need], facts: Mapping[CallKey, Fact], name: Name, pad: str = "  ", told: set[CallKey] | None = None
+    needs: Iterable[Need],
+    facts: Mapping[CallKey, Fact],
+    name: Name,
+    pad: str = "  ",
+    described: set[CallKey] | None = None,
 ) -> list[str]:
     """Describe the calls that a thread waits for, and the calls that those wait for, one line each."""
-    told, lines = set() if told is None else told, []
+    described, lines = set() if described is None else described, []
     for call, at in needs:
         fact = facts.get(call)
         if fact is None:
             lines.append(f"{pad}for a reply of {name(at)}, which has no such call (any more), or does not respond")
             continue
-        again = call in told  # in a cycle, or reached by two ways: shown once
-        told.add(call)
+        again = call in described  # in a cycle, or reached by two ways: shown once
+        described.add(call)
         lines.append(f"{pad}for {fact.label} on {name(at)}, {_describe_state(fact)}{' (see above)' if again else ''}")
-        lines += [] if again else describe_waits(fact.needs, facts, name, pad + "  ", told)
+        lines += [] if again else describe_waits(fact.needs, facts, name, pad + "  ", described)
     return lines
 
 
@@ -167,13 +171,13 @@ def deadlock_report(members: Sequence[tuple[int, str]], found: Mapping[int, Answ
     names = dict(members)
     facts = {fact.call: fact for said, _ in found.values() for fact in said}
     inquiry = Inquiry([])
-    inquiry.answer(facts.values())
+    inquiry.add_facts(facts.values())
     lines = []
     for id_, member in members:
         if only not in ("", member):
             continue
         lines += _describe_member(member, found.get(id_), facts, lambda at: names.get(at, f"worker {at}"))
-    if not only and (circle := inquiry.circle()):
+    if not only and (circle := inquiry.find_cycle()):
         lines.append(describe_cycle(circle, lambda at: names.get(at, f"worker {at}")))
     return "\n".join(lines)
 
@@ -222,23 +226,23 @@ class Watchdog:
         agent.on_notice(TOLD, self._reply_received)
         agent.on_notice(BREAK, self._break_requested)
 
-    def explain(self) -> DeadlockReport:
+    def report_deadlocks(self) -> DeadlockReport:
         """Report the current waits of the whole world, with the stacks of their threads. Takes at most a second."""
         members = self._agent.members()
-        found = self.ask({info.id: None for info in members})
+        found = self.ask_members({info.id: None for info in members})
         return DeadlockReport(deadlock_report([(info.id, info.name) for info in members], found))
 
-    def stacks(self, names: Sequence[str]) -> dict[str, str]:
+    def thread_stacks(self, names: Sequence[str]) -> dict[str, str]:
         """Report where the threads of members are, waiting or not, with their stacks, by name; a member that does not
         reply within a second is left out."""
         members = [(info.id, info.name) for info in self._agent.members()]
         chosen = {self._agent.member(name).id: name for name in names}
-        found = self.ask({id_: _THREADS if id_ in chosen else None for id_, _ in members})
+        found = self.ask_members({id_: _THREADS if id_ in chosen else None for id_, _ in members})
         return {name: deadlock_report(members, found, name) for id_, name in chosen.items() if id_ in found}
 
-    def awaited(self) -> set[int]:
+    def awaited_members(self) -> set[int]:
         """Return the other members, by id, that serve calls for which a thread of this process waits now."""
-        if not self._agent.machine.ask(lambda node: bool(node.calls.outgoing)):
+        if not self._agent.machine.read_node(lambda node: bool(node.calls.outgoing)):
             return set()  # the stacks of all threads need not be read
         frames = [
             frame for stack in _frames_by_thread().values() for frame in stack if frame.f_code is Future.wait.__code__
@@ -260,10 +264,12 @@ class Watchdog:
 
     def _probe_deadlock(self) -> None:
         try:
-            waits = [doing for doing in threads() if doing.future is not None]
+            waits = [doing for doing in thread_states() if doing.future is not None]
             inquiry = self._run_inquiry(waits)
-            circle = inquiry.circle()
-            again = self._run_inquiry(waits).circle() if circle else []  # one look may mix states of different moments
+            circle = inquiry.find_cycle()
+            again = (
+                self._run_inquiry(waits).find_cycle() if circle else []
+            )  # one look may mix states of different moments
             if circle and [fact.call for fact in circle] == [fact.call for fact in again]:
                 self._break_cycle(circle)
             self._report_long_waits(waits, inquiry)
@@ -273,21 +279,23 @@ class Watchdog:
 
     def _run_inquiry(self, waits: Iterable[ThreadState]) -> Inquiry:
         inquiry = Inquiry([need for doing in waits for need in self._needs_of_future(doing.future)])
-        while asked := inquiry.questions():
-            for facts, _ in self.ask({at: [tuple(call) for call in calls] for at, calls in asked.items()}).values():
-                inquiry.answer(facts)
+        while questions := inquiry.next_questions():
+            for facts, _ in self.ask_members(
+                {at: [tuple(call) for call in calls] for at, calls in questions.items()}
+            ).values():
+                inquiry.add_facts(facts)
         return inquiry
 
     def _break_cycle(self, circle: list[Fact]) -> None:
         """Break one wait of a cycle. Every member that finds the cycle chooses the same wait."""
-        text = describe_cycle(circle, self._agent.member_table.name)
+        text = describe_cycle(circle, self._agent.member_table.member_name)
         at = next(index for index, fact in enumerate(circle) if fact.state == "waits")
         victim, need = circle[at], circle[(at + 1) % len(circle)]
         self._agent.notify(victim.at, BREAK, [victim.call, need.call, text])
 
     def _break_requested(self, source: int, data: list[Any]) -> None:
         call, need, text = CallKey(*data[0]), CallKey(*data[1]), data[2]
-        for doing in threads():
+        for doing in thread_states():
             waits = doing.serving == (self._agent, *call) and need in [
                 n.call for n in self._needs_of_future(doing.future)
             ]
@@ -295,7 +303,7 @@ class Watchdog:
                 doing.future.break_wait(doing.thread, DeadlockError(text))
 
     # -- asking
-    def ask(self, questions: dict[int, Any]) -> dict[int, Answer]:
+    def ask_members(self, questions: dict[int, Any]) -> dict[int, Answer]:
         """Ask members about calls (None: all; or `_THREADS`). Return facts and other waiting threads, by member."""
         number, answers = next(self._numbers), queue.SimpleQueue[tuple[int, Any]]()
         self._answers[number] = answers
@@ -320,11 +328,11 @@ class Watchdog:
 
     def _question_received(self, source: int, data: list[Any]) -> None:
         number, about = data
-        everybody = threads()
+        everybody = thread_states()
         running = {doing.serving[1:]: doing for doing in everybody if doing.serving and doing.serving[0] is self._agent}
         threaded, whole = about == _THREADS, about in (None, _THREADS)
         if whole:
-            about = self._agent.machine.ask(lambda node: list(node.calls.serving))
+            about = self._agent.machine.read_node(lambda node: list(node.calls.serving))
         facts = [fact for call in about if (fact := self._describe_call(call[0], call[1], running.get(tuple(call))))]
         others = [
             [doing.name, needs, doing.places]
@@ -340,14 +348,20 @@ class Watchdog:
 
         def look(node: Node) -> tuple[str, str, float, Id | None] | None:
             entry = node.calls.serving.get((source, number))
-            return None if entry is None else (entry.label, node.calls.state(source, number), entry.since, entry.asks)
+            return (
+                None
+                if entry is None
+                else (entry.label, node.calls.call_state(source, number), entry.since, entry.fetched_rref)
+            )
 
-        found = self._agent.machine.ask(look)
+        found = self._agent.machine.read_node(look)
         if found is None:
             return None
-        label, state, since, asks = found
+        label, state, since, fetched_rref = found
         needs = (
-            self._creating_calls(asks) if asks is not None else self._needs_of_future(doing.future if doing else None)
+            self._creating_calls(fetched_rref)
+            if fetched_rref is not None
+            else self._needs_of_future(doing.future if doing else None)
         )
         if state == "begun":
             state = "runs" if not needs else "asks" if doing is None else "waits"
@@ -356,15 +370,15 @@ class Watchdog:
 
     # -- the calls behind a future
     def _needs_of_future(self, future: Future[Any] | None) -> tuple[Need, ...]:
-        origins = [] if future is None else future.origins()
+        origins = [] if future is None else future.unfinished_origins()
         return tuple(need for origin in origins for need in self._needs_of(origin))
 
     def _needs_of(self, origin: Future[Any]) -> tuple[Need, ...]:
-        number = self._agent.pending.number_of(origin)
+        number = self._agent.pending.find_number(origin)
         if number is None:
-            rref = self._agent.values.rref_of(origin)
+            rref = self._agent.values.find_rref(origin)
             return () if rref is None else self._creating_calls(rref)
-        waiting = self._agent.machine.ask(lambda node: node.calls.outgoing.get(number))
+        waiting = self._agent.machine.read_node(lambda node: node.calls.outgoing.get(number))
         return () if waiting is None else (Need(CallKey(self._agent.id, number), waiting.to),)
 
     def _creating_calls(self, rref: Id) -> tuple[Need, ...]:
@@ -374,7 +388,7 @@ class Watchdog:
             serving = node.calls.serving.items()
             return tuple(Need(CallKey(*key), node.me) for key, entry in serving if entry.makes == rref)
 
-        return self._agent.machine.ask(look)
+        return self._agent.machine.read_node(look)
 
     # -- logging
     def _report_long_waits(self, waits: list[ThreadState], inquiry: Inquiry) -> None:
@@ -386,7 +400,7 @@ class Watchdog:
             fresh = {need.call for need in needs} - self._reported_calls
             if doing.thread in overdue and fresh:
                 self._reported_calls |= fresh
-                lines = "\n".join(describe_waits(needs, inquiry.facts, self._agent.member_table.name))
+                lines = "\n".join(describe_waits(needs, inquiry.facts, self._agent.member_table.member_name))
                 _log.warning("%s has waited %.0f s\n%s", self._agent.name, overdue[doing.thread], lines)
 
 
@@ -396,7 +410,7 @@ def explain() -> DeadlockReport:
     Raises:
         RuntimeError: This process is in no world.
     """
-    return current.current().part(Watchdog).explain()
+    return current.current_agent().part(Watchdog).report_deadlocks()
 
 
 def _decode_other_wait(data: list[Any]) -> OtherWait:

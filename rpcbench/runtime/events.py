@@ -43,7 +43,7 @@ class MessageRow(NamedTuple):
     bytes: int
 
 
-def message_row(what: str, peer: int, seq: int, time: float, message: Message) -> MessageRow:
+def make_message_row(what: str, peer: int, seq: int, time: float, message: Message) -> MessageRow:
     """Make a row. `what`: "sent", "received" or "lost"; `peer`: the other end; `time`: monotonic seconds."""
     scope = getattr(message, "scope", None)
     context = scope.context if scope is not None else getattr(message, "context", 0)
@@ -73,7 +73,7 @@ class EventLog:
         self.listening = False  # whether a watcher asks for changes
         self.on_watch: list[Callable[[], object]] = []  # called after a watch has begun or ended; may block briefly
         self.filled = False  # there are changes or messages to drain
-        self.news = Condition()  # notified when it is filled, and at the end of the last watch or of the agent
+        self.changes_ready = Condition()  # notified when it is filled, and at the end of the last watch or of the agent
         self._hidden: set[str] = set()  # channels left out: those that carry the events themselves
         self._lock = threading.Lock()  # guards the five below
         self._changed: dict[tuple[str, str], Made] = {}  # (table, key), oldest first
@@ -87,11 +87,11 @@ class EventLog:
         """Leave the messages of these channels out."""
         self._hidden.update(channels)
 
-    def register(self, name: str, provider: Callable[[], Table]) -> None:
+    def register_table(self, name: str, provider: Callable[[], Table]) -> None:
         """Add a table of a feature; `provider` must not block."""
         self._tables[name] = provider
 
-    def note(self, kind: str, table: str, key: str, row: Made) -> None:
+    def record_change(self, kind: str, table: str, key: str, row: Made) -> None:
         """Record a change. Costs nothing without a watcher; never blocks for long."""
         if not self.listening:
             return
@@ -102,11 +102,11 @@ class EventLog:
                 self._dropped += 1
             self._mark_filled()
 
-    def tell(self, what: str, peer: int, seq: int, message: Message) -> None:
+    def record_message(self, what: str, peer: int, seq: int, message: Message) -> None:
         """Record that a message was sent, received or lost; called only while a watcher asks for messages."""
         if type(message) is Notice and message.channel in self._hidden:
             return
-        row = message_row(what, peer, seq, time.monotonic(), message)
+        row = make_message_row(what, peer, seq, time.monotonic(), message)
         with self._lock:
             if len(self._messages) >= MESSAGES_KEPT:
                 self._messages.popleft()
@@ -114,7 +114,7 @@ class EventLog:
             self._messages.append(row)
             self._mark_filled()
 
-    def drain(self, most: int) -> ChangedRows:
+    def drain_changes(self, most: int) -> ChangedRows:
         """Return the rows that changed first, with their current values; under the node's lock, as it owns the rows."""
         with self._lock:
             keys = list(itertools.islice(self._changed, most))
@@ -139,13 +139,13 @@ class EventLog:
     def _mark_filled(self) -> None:
         if not self.filled:
             self.filled = True
-            self.news.notify_all()
+            self.changes_ready.notify_all()
 
     def _clear_if_empty(self) -> None:
         if not self._changed and not self._messages:
             self.filled = False
 
-    def restart(self) -> int:
+    def restart_batches(self) -> int:
         """Drop waiting changes, which a snapshot taken now contains; return the number of the last batch."""
         with self._lock:
             self._changed.clear()

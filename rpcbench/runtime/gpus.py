@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from rpcbench.base.config import VISIBLE_GPUS
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.base.ids import Row
 from rpcbench.base.rebuild import add_note
 
@@ -39,12 +39,12 @@ class Gpu(NamedTuple):
     use: float | None = None  # share of the last moment in which it computed, as the driver samples it
 
     @property
-    def label(self) -> str:
+    def gpu_label(self) -> str:
         """The number and the model, as `0 H100 80GB HBM3`."""
         return self.entry[:_SHORT] if self.number is None else f"{self.number} {self.name.removeprefix('NVIDIA ')}"
 
     @property
-    def identity(self) -> str:
+    def unique_name(self) -> str:
         """The text that no other GPU of this host has."""
         return self.uuid or self.entry
 
@@ -52,7 +52,7 @@ class Gpu(NamedTuple):
 _SHORT = 12  # characters of an entry without an index
 
 
-def visible() -> list[Gpu]:
+def visible_gpus() -> list[Gpu]:
     """Return the GPUs that CUDA shows to this process, in CUDA's order, without figures."""
     there, chosen = _on_host(), os.environ.get(VISIBLE_GPUS)
     if chosen is None:
@@ -69,13 +69,13 @@ def visible() -> list[Gpu]:
     return found
 
 
-def own() -> Gpu | None:
+def own_gpu() -> Gpu | None:
     """Return the GPU of this process: the only one that CUDA shows to it. None where there are none, or several."""
-    found = visible()
+    found = visible_gpus()
     return found[0] if len(found) == 1 else None
 
 
-def measured(gpu: Gpu) -> Gpu:
+def measure_gpu(gpu: Gpu) -> Gpu:
     """Return a GPU of this host with its figures; those that the driver does not know are None."""
     nvml, index = _load_nvml(), gpu.number
     if nvml is None or index is None:
@@ -89,13 +89,13 @@ def measured(gpu: Gpu) -> Gpu:
     )
 
 
-def report() -> Row | None:
+def gpu_report() -> Row | None:
     """Return the name and the figures of this process's own GPU as plain data; None if it has none."""
-    gpu = own()
+    gpu = own_gpu()
     if gpu is None:
         return None
-    now = measured(gpu)
-    return {"name": now.label, "memory": now.memory, "total": now.total, "use": now.use}
+    now = measure_gpu(gpu)
+    return {"name": now.gpu_label, "memory": now.memory, "total": now.total, "use": now.use}
 
 
 # -- out of memory
@@ -115,12 +115,12 @@ def explain(error: BaseException, worker: str) -> None:
             add_note(error, _out_of_memory_text(str(error), worker))
 
 
-def _out_of_memory_text(told: str, worker: str) -> str:
-    asked, device = _ASKED.search(told), _DEVICE.search(told)
-    there, number = visible(), int(device[1]) if device else 0
-    gpu = measured(there[number]) if number < len(there) else None
-    at = f" on GPU {gpu.label}" if gpu else ""
-    sentence = f"{worker}{_LACKS}{at}{f': it asked for {asked[1]}' if asked else ''}."
+def _out_of_memory_text(error_text: str, worker: str) -> str:
+    requested, device = _ASKED.search(error_text), _DEVICE.search(error_text)
+    there, number = visible_gpus(), int(device[1]) if device else 0
+    gpu = measure_gpu(there[number]) if number < len(there) else None
+    at = f" on GPU {gpu.gpu_label}" if gpu else ""
+    sentence = f"{worker}{_LACKS}{at}{f': it asked for {requested[1]}' if requested else ''}."
     if gpu is None or gpu.memory is None or gpu.total is None:
         return sentence
     return f"{sentence} {_format_size(gpu.memory)} of {_format_size(gpu.total)} are used there{_describe_users(gpu)}."
@@ -137,7 +137,7 @@ def _describe_users(gpu: Gpu) -> str:
     others = len({process.pid for process in running}) - 1
     return (
         f", {'' if size is None else f'{_format_size(size)} of it '}by this worker and the rest by "
-        f"{counted(others, 'other process')}"
+        f"{count_noun(others, 'other process')}"
         if others
         else ", by this worker alone"
     )
@@ -148,10 +148,10 @@ def _format_size(count: int) -> str:
 
 
 # -- the driver
-def _query_driver(ask: Callable[[], T]) -> T | None:
+def _query_driver(query: Callable[[], T]) -> T | None:
     """Return a reply of the driver; None where it has none, as for a GPU that does not support the question."""
     try:
-        return ask()
+        return query()
     except Exception:  # noqa: BLE001  (figures are for display: no failure of the driver is one of the program)
         return None
 
@@ -207,11 +207,11 @@ def _counted_by_torch() -> int:
     return _query_driver(torch.cuda.device_count) or 0
 
 
-def forget() -> None:
+def reset_driver() -> None:
     """Ask the driver anew from now on, also whether it is there."""
     _load_nvml.cache_clear()
     _on_host.cache_clear()
 
 
 with contextlib.suppress(AttributeError):  # Windows has no forks
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(after_in_child=reset_driver)

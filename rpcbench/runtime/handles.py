@@ -56,19 +56,19 @@ class CreationSite(NamedTuple):
     at: int
 
     @property
-    def line(self) -> int:
+    def line_number(self) -> int:
         spans = self.code.co_lines()
         return next((line for begin, end, line in spans if begin <= self.at < end and line), self.code.co_firstlineno)
 
     @property
-    def place(self) -> str:
+    def short_place(self) -> str:
         """The place in short: `train.py:12`; for a cell `Cell In[3], line 2`."""
-        file, line = self.code.co_filename, self.line
+        file, line = self.code.co_filename, self.line_number
         return _cell_of(file, line) or f"{Path(file).name}:{line}"
 
     def __str__(self) -> str:
         """Return `train.py:12 in main: rref = remote(...)`; for a cell `Cell In[3], line 2: …`."""
-        file, line = self.code.co_filename, self.line
+        file, line = self.code.co_filename, self.line_number
         inside = "" if self.code.co_name == "<module>" else f" in {self.code.co_name}"
         text = linecache.getline(file, line).strip()
         return f"{_cell_of(file, line) or f'{file}:{line}'}{inside}{f': {text}' if text else ''}"
@@ -77,27 +77,27 @@ class CreationSite(NamedTuple):
 def creation_site() -> CreationSite | None:
     """Return the innermost place of this thread in the user's program; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_the_users(frame.f_code.co_filename):
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else CreationSite(frame.f_code, frame.f_lasti)
 
 
-def site_of(asked: CreationSite | int) -> CreationSite | None:
+def resolve_site(site: CreationSite | int) -> CreationSite | None:
     """Return the place itself, or the place at which this thread is, which waits for its call."""
     # A pool thread opens the reply if it comes before the caller has the read lock, as on a loaded machine.
-    return next(creation_sites(sys._current_frames().get(asked)), None) if isinstance(asked, int) else asked
+    return next(creation_sites(sys._current_frames().get(site)), None) if isinstance(site, int) else site
 
 
 def creation_sites(frame: FrameType | None) -> Iterator[CreationSite]:
     """Yield the places of a stack that are in the user's program, innermost first."""
     while frame is not None:
-        if is_the_users(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             yield CreationSite(frame.f_code, frame.f_lasti)
         frame = frame.f_back
 
 
 @lru_cache(maxsize=4096)
-def is_the_users(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Return whether a file is of the user's program."""
     return not file.startswith(_NOT_THE_USER)
 
@@ -163,7 +163,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 _WORDS: dict[type, Callable[[Any], str]] = {}  # tensor class → its description
 
 
-def describe(kind: type, words: Callable[[Any], str]) -> None:
+def register_description(kind: type, words: Callable[[Any], str]) -> None:
     """Register `words(value)` to describe tensors of exactly this class: `Tensor (N=32, C=3)`, class first."""
     _WORDS[kind] = words
 
@@ -196,7 +196,7 @@ def class_of(type_: str) -> str:
     return type_.partition(" ")[0]
 
 
-class Home:
+class HandleRuntime:
     """The base class of an agent: the part that its handles use."""
 
     id: int
@@ -219,7 +219,7 @@ class RRefHandle:
     """A reference to one RRef: a user's, with its `fork`, or the owner's, with the future of the `value`."""
 
     def __init__(
-        self, agent: Home, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str = ""
+        self, agent: HandleRuntime, rref: Id, owner: int, fork: Id | None, value: Future[Any] | None, type_: str = ""
     ) -> None:
         self._agent = agent
         self._rref = rref
@@ -242,9 +242,9 @@ class RRefHandle:
         """
         self._released = True
         self._value = None
-        self.let_go()
+        self.give_up_fork()
 
-    def let_go(self) -> None:
+    def give_up_fork(self) -> None:
         """Runtime only: give up the fork after `release`. A call in flight that needs it repeats this when it ends."""
         if not self._released or self._agent.needing(self):
             return
@@ -262,13 +262,16 @@ class OutgoingHandles:
     """Collects handles during pickling, in the order of the message's forks. `name_of`: the name of a forkless one."""
 
     def __init__(
-        self, agent: Home, handles: list[RRefHandle], name_of: Callable[[object], tuple[int | str, ...] | None] | None
+        self,
+        agent: HandleRuntime,
+        handles: list[RRefHandle],
+        name_of: Callable[[object], tuple[int | str, ...] | None] | None,
     ) -> None:
         self._agent = agent
         self._name_of = name_of
         self.handles = handles
 
-    def give(self, value: object) -> tuple[int | str, ...] | None:
+    def name_of_external(self, value: object) -> tuple[int | str, ...] | None:
         if not isinstance(value, RRefHandle):
             return None
         if self._name_of is not None and (name := self._name_of(value)) is not None:
@@ -279,7 +282,7 @@ class OutgoingHandles:
         self.handles.append(value)
         return (len(self.handles) - 1,)
 
-    def take(self, *name: Any) -> object:
+    def find_external(self, *name: Any) -> object:
         raise AssertionError("nothing is taken while a value is pickled")
 
 
@@ -287,7 +290,11 @@ class IncomingHandles:
     """Makes handles for the forks of a message while it is unpickled, and for names of values owned here."""
 
     def __init__(
-        self, agent: Home, forks: Sequence[Fork], make: Callable[[Fork], RRefHandle], named: Callable[..., RRefHandle]
+        self,
+        agent: HandleRuntime,
+        forks: Sequence[Fork],
+        make: Callable[[Fork], RRefHandle],
+        named: Callable[..., RRefHandle],
     ) -> None:
         self._agent = agent
         self._make = make
@@ -295,10 +302,10 @@ class IncomingHandles:
         self._forks = forks
         self._handles: dict[int, RRefHandle] = {}  # one per fork, however often it occurs
 
-    def give(self, value: object) -> None:
+    def name_of_external(self, value: object) -> None:
         return None
 
-    def take(self, index: int, *name: Any) -> RRefHandle:
+    def find_external(self, index: int, *name: Any) -> RRefHandle:
         if name:
             return self._named(index, *name)
         if not 0 <= index < len(self._forks):
@@ -307,13 +314,13 @@ class IncomingHandles:
             self._handles[index] = self._make(self._forks[index])
         return self._handles[index]
 
-    def unopened(self) -> list[Fork]:
+    def unopened_forks(self) -> list[Fork]:
         """Return the users' forks for which no handle was made: they are to be released."""
         me = self._agent.id
         return [fork for i, fork in enumerate(self._forks) if i not in self._handles and fork.owner != me]
 
 
-def value_lost(handle: RRefHandle, owner: str) -> WorkerLostError:
+def value_lost_error(handle: RRefHandle, owner: str) -> WorkerLostError:
     """Make the error for a value whose owner was lost and works again under the same name."""
     return WorkerLostError(
         f"the value of RRef {handle._rref} was lost with the {owner} that held it; {owner} has been started again "

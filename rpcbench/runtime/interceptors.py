@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 class Recorder(Protocol):
     """Records the tensors of every message of a context. Its methods do not block and run no user code."""
 
-    def current(self) -> int | None:
+    def current_context(self) -> int | None:
         """Return the context of this thread, if it has one."""
 
-    def outgoing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function to send in a call: itself, or one that runs it as it would run on this thread."""
 
-    def sending(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
+    def record_send(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
         """Record a message of the call `label` that is about to leave; return None if the context is over."""
 
-    def cut(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
-        """Do as `sending`, in this thread's context, for a message that no backward pass passes through."""
+    def record_cut_send(self, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
+        """Do as `record_send`, in this thread's context, for a message that no backward pass passes through."""
 
-    def cut_off(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
+    def record_cut_receive(self, scope: Scope, tensors: Sequence[torch.Tensor], source: int) -> None:
         """Record that such a message has arrived."""
 
-    def unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
+    def note_unrecorded(self, tensors: Sequence[torch.Tensor], label: str) -> None:
         """Take note of tensors that leave in the call `label` outside of any context."""
 
-    def unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
+    def note_unattached(self, tensors: Sequence[torch.Tensor], source: int) -> None:
         """Take note of tensors that a reply outside of any context has brought."""
 
-    def unsent(self, scope: Scope) -> None:
+    def withdraw_send(self, scope: Scope) -> None:
         """Take back the record of a message that could not be sent."""
 
-    def received(self, scope: Scope, tensors: list[torch.Tensor], source: int, back: Route) -> list[torch.Tensor]:
+    def record_receive(self, scope: Scope, tensors: list[torch.Tensor], source: int, back: Route) -> list[torch.Tensor]:
         """Record that a message has arrived; return the tensors to use instead of the decoded ones. `back`: the devices
         that their gradients go back to."""
 
-    def inside(self, context: int) -> AbstractContextManager[None]:
+    def enter_context(self, context: int) -> AbstractContextManager[None]:
         """Enter the context around a function that one of its messages asked for."""
 
 
@@ -92,43 +92,43 @@ class Interceptors:
         self._connect_all((first,))
 
     @property
-    def lossy(self) -> bool:
+    def is_lossy(self) -> bool:
         return any(link.lossy for link in self.all)
 
-    def use(self, link: Link) -> None:
+    def replace_links(self, link: Link) -> None:
         """Replace all interceptors by this one."""
         with self._lock:
             self._connect_all((link,))
         self._changed()
 
-    def add(self, link: Link) -> None:
+    def add_link(self, link: Link) -> None:
         """Add one, next to the connections."""
         with self._lock:
             self._connect_all((*self.all, link))
         self._changed()
 
-    def remove(self, link: Link) -> None:
+    def remove_link(self, link: Link) -> None:
         """Remove one; the last one leaves a plain one. Idempotent."""
         with self._lock:
             self._connect_all(tuple(one for one in self.all if one is not link) or (Link(),))
         self._changed()
 
-    def run_by(self, clock: Callable[[], float]) -> None:
+    def replace_clock(self, clock: Callable[[], float]) -> None:
         """Replace the clock by another one, which must show the same time."""
         self.clock = clock
         self._changed()
 
-    def closed(self) -> None:
+    def close_links(self) -> None:
         for link in self.all:
-            link.closed()
+            link.release_resources()
 
     def _connect_all(self, links: tuple[Link, ...]) -> None:
         for at, link in enumerate(links):
-            transmit = links[at + 1].outgoing if at + 1 < len(links) else self._transmit
-            link.attach(transmit, links[at - 1].incoming if at else self._deliver)
+            transmit = links[at + 1].handle_outgoing if at + 1 < len(links) else self._transmit
+            link.attach_callbacks(transmit, links[at - 1].handle_incoming if at else self._deliver)
         for link in set(self.all) - set(links):  # they may still hold messages
-            link.attach(self._transmit, self._deliver)
+            link.attach_callbacks(self._transmit, self._deliver)
         self.all, self.near, self.far = links, links[0], links[-1]
         self.plain = all(type(link) is Link for link in links)  # plain ones pass everything on, so they can be skipped
-        self.outgoing = self._transmit if self.plain else self.near.outgoing
-        self.incoming = self._deliver if self.plain else self.far.incoming
+        self.outgoing = self._transmit if self.plain else self.near.handle_outgoing
+        self.incoming = self._deliver if self.plain else self.far.handle_incoming

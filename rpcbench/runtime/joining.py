@@ -28,8 +28,8 @@ _PAUSE = 0.05  # seconds between attempts to reach the leader
 
 class Bootstrap:
     """The start of one agent. `complete` is set when the world is complete, or this process is rejected; `ready` when
-    calls are served, by `join`, or with `config.held` by the agent's maker. Earlier calls wait, as their callers may
-    see the complete world first."""
+    calls are served, by `join_world`, or with `config.held` by the agent's maker. Earlier calls wait, as their callers
+    may see the complete world first."""
 
     def __init__(
         self,
@@ -48,30 +48,36 @@ class Bootstrap:
         self._member_table = member_table
         self._refusal: fx.Rejected | None = None
         effects.register(fx.Rejected, self._refused)
-        effects.register(fx.Leads, lambda effect: peers.acceptor.lead(peers.me, effect.epoch))
-        effects.register(fx.HandedOver, lambda effect: peers.acceptor.hand_over(peers.me, effect.heir, effect.epoch))
+        effects.register(fx.Leads, lambda effect: peers.acceptor.publish_leadership(peers.own_identity, effect.epoch))
+        effects.register(
+            fx.HandedOver,
+            lambda effect: peers.acceptor.hand_over_leadership(peers.own_identity, effect.heir, effect.epoch),
+        )
         effects.register(fx.WatchMember, lambda effect: spawn(lambda: self._connect_to(effect.member)))
 
     # -- joining
-    def join(self, clock: Callable[[], float], deadline: float) -> None:
+    def join_world(self, clock: Callable[[], float], deadline: float) -> None:
         """Found or join the world; return when it is complete and all its members have received that. RpcError if this
         process is rejected, or `clock` passes the deadline; TurnedAwayError if an open world has another leader, or
         none."""
         config, peers = self._config, self._peers
         founds = config.led_by == config.id
         if founds:
-            peers.found()
-        addresses = peers.acceptor.bind(peers.me.epoch)
-        self._machine.ask(lambda node: node.members.set_address(peers.me.host, *addresses))
+            peers.found_world()
+        addresses = peers.acceptor.bind_listeners(peers.own_identity.epoch)
+        self._machine.read_node(lambda node: node.members.set_addresses(peers.own_identity.host, *addresses))
         if founds:
-            self._machine.feed(lambda node: node.start(config.id, config.incarnation))
-            peers.listen()  # not before there is a world to let them into
+            self._machine.feed_event(lambda node: node.start_node(config.id, config.incarnation))
+            peers.start_accepting()  # not before there is a world to let them into
         else:
-            peers.listen()
+            peers.start_accepting()
             leader = self._reach_leader(clock, deadline)
-            self._machine.feed(lambda node: node.start(leader.id, leader.incarnation))
+            self._machine.feed_event(lambda node: node.start_node(leader.id, leader.incarnation))
         if not self.complete.wait(max(0.0, deadline - clock())):
-            size, census = config.world_size, self._member_table.census() + peers.acceptor.refusals.complaint()
+            size, census = (
+                config.world_size,
+                self._member_table.describe_members() + peers.acceptor.refusals.describe_strangers(),
+            )
             raise IncompleteWorldError(f"{config.name} waited for a world of {size} workers, but {census}")
         if self._refusal is not None:
             kind = TurnedAwayError if self._refusal.again else RpcError
@@ -82,7 +88,7 @@ class Bootstrap:
         if not config.held:
             self.ready.set()
 
-    def give_up(self) -> None:
+    def release_waiters(self) -> None:
         self.complete.set()
         self.ready.set()
 
@@ -90,7 +96,9 @@ class Bootstrap:
         """Wait until all members have received that the world is complete: then this process may end at any time. At
         most `seconds`: a member that is stopped just now receives it later, if this process still runs."""
         known = Event()
-        self._machine.feed(lambda node: node.flush(known.set, lambda each: isinstance(each, View) and each.complete))
+        self._machine.feed_event(
+            lambda node: node.request_flush(known.set, lambda each: isinstance(each, View) and each.complete)
+        )
         known.wait(max(0.0, seconds))
 
     def _reach_leader(self, clock: Callable[[], float], deadline: float) -> Identity:
@@ -106,8 +114,8 @@ class Bootstrap:
                     error.add_note(f"{name} met this at {self._config.leader or 'the place where its world meets'}")
                     raise
                 if clock() > deadline:
-                    told = f"{name} cannot reach worker {self._config.led_by} of its world: {error}"
-                    raise IncompleteWorldError(told) from error
+                    reason = f"{name} cannot reach worker {self._config.led_by} of its world: {error}"
+                    raise IncompleteWorldError(reason) from error
                 if self._config.leader and self._config.launched and clock() > report_at:
                     _log.warning("%s has not reached its world yet: %s", name, error)  # in the error of a late start
                     report_at = deadline
@@ -120,7 +128,7 @@ class Bootstrap:
     # -- a new leader
     def _connect_to(self, member: Member) -> None:
         try:
-            self._peers.connect(member.id, member.ways(self._peers.me.host))
+            self._peers.connect_to_member(member.id, member.addresses_from(self._peers.own_identity.host))
         except RpcError as error:
             reason = str(error)
-            self._machine.feed(lambda node: node.lost(member.id, member.incarnation, reason))
+            self._machine.feed_event(lambda node: node.member_lost(member.id, member.incarnation, reason))

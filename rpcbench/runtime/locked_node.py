@@ -76,11 +76,11 @@ def _call_handler(handler: Callable[[int, FrameType | None], Any] | int, number:
         signal.raise_signal(signal.SIGINT)
 
 
-def on_main_thread() -> bool:
+def is_main_thread() -> bool:
     return get_ident() == uninterrupted.main
 
 
-def interruptible() -> bool:
+def is_interruptible() -> bool:
     """Return whether Ctrl-C may be raised on this thread now."""
     held = uninterrupted
     return not held.depth and get_ident() == held.main
@@ -131,9 +131,9 @@ class LockedNode:
         self._perform = perform
         self._lock = threading.Lock()
 
-    def feed(self, event: Callable[[Node], Effects], may_wait: bool = False) -> None:
+    def feed_event(self, event: Callable[[Node], Effects], may_wait: bool = False) -> None:
         """Feed an event, and carry out its effects. `event` must not run user code, pickle, or do I/O."""
-        if interruptible():
+        if is_interruptible():
             with uninterrupted:
                 self._apply_event(event, may_wait)
         else:  # saves the time of a block without effect
@@ -146,30 +146,30 @@ class LockedNode:
         for effect in effects:
             perform(effect, may_wait)
 
-    def ask(self, question: Callable[Concatenate[Node, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def read_node(self, question: Callable[Concatenate[Node, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Read the node's state, or change it in a way that has no effects."""
         with self._lock:
             return question(self._node, *args, **kwargs)
 
     # -- the fast path, see `protocol.node`
-    def call(self, to: int, message: Call | Create | Fetch, now: float, timeout: float | None) -> Send | None:
+    def begin_call(self, to: int, message: Call | Create | Fetch, now: float, timeout: float | None) -> Send | None:
         with self._lock:
             return self._node.fast_call(to, message, now, timeout)
 
-    def take(self, source: int, seq: int, message: Call | Fetch, now: float) -> bool:
+    def accept_request(self, source: int, seq: int, message: Call | Fetch, now: float) -> bool:
         with self._lock:
             return self._node.fast_take(source, seq, message, now)
 
-    def answer(self, to: int, result: Result) -> Send | None:
+    def number_reply(self, to: int, result: Result) -> Send | None:
         with self._lock:
             return self._node.fast_answer(to, result)
 
-    def resolve(self, source: int, seq: int, result: Result) -> bool:
+    def accept_reply(self, source: int, seq: int, result: Result) -> bool:
         with self._lock:
             return self._node.fast_resolve(source, seq, result)
 
-    def flush(self, seconds: float) -> None:
+    def flush_messages(self, seconds: float) -> None:
         """Wait at most `seconds` until peers have received all messages: after the end none is sent again."""
         arrived = Event()
-        self.feed(lambda node: node.flush(arrived.set))
+        self.feed_event(lambda node: node.request_flush(arrived.set))
         arrived.wait(seconds)

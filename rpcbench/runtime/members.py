@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError, counted, never_ran
+from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError, count_noun, mark_never_ran
 from rpcbench.base.ids import check_name
 from rpcbench.protocol.effects import MemberJoined, MemberLeft
 from rpcbench.runtime.locked_node import EffectTable, LockedNode
@@ -55,7 +55,7 @@ class _OrderedHandler:
         self._ahead: deque[tuple[str, WorkerInfo, str]] = deque()
         self._busy = False  # a thread handles a change, or will
 
-    def tell(self, kind: str, member: WorkerInfo, reason: str) -> None:
+    def queue_event(self, kind: str, member: WorkerInfo, reason: str) -> None:
         with self._lock:
             self._ahead.append((kind, member, reason))
             if self._busy:
@@ -111,20 +111,22 @@ class Members:
         self._changes = Condition()
         effects.register(MemberJoined, lambda effect: self._notify_watchers("joined", effect.member, ""))
 
-    def all(self) -> list[WorkerInfo]:
+    def all_members(self) -> list[WorkerInfo]:
         """Return name and id of all members, by id."""
-        members = self._machine.ask(lambda node: list(node.members.members.values()))
+        members = self._machine.read_node(lambda node: list(node.members.members.values()))
         return [WorkerInfo._make((member.name, member.id)) for member in sorted(members)]
 
-    def ended(self, processes: Mapping[int, int]) -> list[int]:
+    def departed_members(self, processes: Mapping[int, int]) -> list[int]:
         """Return the ids of those of these processes, id → incarnation, that are known to have left the world."""
-        return self._machine.ask(lambda node: [i for i, life in processes.items() if node.alive(i, life) is False])
+        return self._machine.read_node(
+            lambda node: [i for i, incarnation in processes.items() if node.is_alive(i, incarnation) is False]
+        )
 
-    def name(self, worker: int) -> str:
+    def member_name(self, worker: int) -> str:
         """Return the name of a member, also of one that has left."""
-        return self._machine.ask(lambda node: node.name(worker))
+        return self._machine.read_node(lambda node: node.member_name(worker))
 
-    def find(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
+    def find_member(self, to: int | str | WorkerInfo | Any) -> WorkerInfo:
         """Return a member by name, id or WorkerInfo. UnknownWorkerError, WorkerLostError, ValueError."""
         known = self._found.get(to) if type(to) is str or type(to) is int else None
         if known is not None:
@@ -133,67 +135,71 @@ class Members:
         if not isinstance(key, int | str) or isinstance(key, bool):
             raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, id or WorkerInfo")
         kept = self._found  # taken before the lookup: a change replaces it, so no stale entry stays
-        found = self._machine.ask(lambda node: node.members.find(key) or node.gone.find(key))
+        found = self._machine.read_node(lambda node: node.members.find_member(key) or node.gone.find_departed(key))
         if not isinstance(found, Member):
             if found is not None:
-                raise never_ran(WorkerLostError(found.words))
-            raise UnknownWorkerError.of(key, [info.name for info in self.all()])
+                raise mark_never_ran(WorkerLostError(found.error_text))
+            raise UnknownWorkerError.of(key, [info.name for info in self.all_members()])
         info = kept[key] = WorkerInfo._make((found.name, found.id))
         return info
 
-    def unreachable(self, worker: int, reason: str) -> WorkerLostError:
+    def unreachable_error(self, worker: int, reason: str) -> WorkerLostError:
         """Make the error for a member to which a message could not be sent."""
-        gone = self._machine.ask(lambda node: node.gone.find(worker))
-        return never_ran(WorkerLostError(gone.words if gone else f"{self.name(worker)} cannot be reached: {reason}"))
+        gone = self._machine.read_node(lambda node: node.gone.find_departed(worker))
+        return mark_never_ran(
+            WorkerLostError(gone.error_text if gone else f"{self.member_name(worker)} cannot be reached: {reason}")
+        )
 
-    def explained(self, report: Report) -> Report:
+    def explain_report(self, report: Report) -> Report:
         """Return another member's report of a loss, with the best reason known here."""
-        member = self._machine.ask(lambda node: node.members.members.get(report.id))
+        member = self._machine.read_node(lambda node: node.members.members.get(report.id))
         return report._replace(reason=self.explain(member.name, report.reason)) if member else report
 
     # -- waiting
-    def wait_for(self, count: int, timeout: float) -> None:
+    def wait_for_members(self, count: int, timeout: float) -> None:
         """Wait for `count` members, this one included. RpcError lists them after `timeout` s, or if the world ends."""
 
-        def reached_or_over() -> bool:
-            over = self._machine.ask(lambda node: node.members.ended or node.members.closing)
-            return over or len(self.all()) >= count
+        def is_reached_or_over() -> bool:
+            over = self._machine.read_node(lambda node: node.members.ended or node.members.closing)
+            return over or len(self.all_members()) >= count
 
-        self._changes.wait_for(reached_or_over, timeout)
-        if len(self.all()) < count:
-            raise RpcError(f"{self._me} waited {timeout:g} s for {counted(count, 'member')}, but {self.census()}")
+        self._changes.wait_for(is_reached_or_over, timeout)
+        if len(self.all_members()) < count:
+            raise RpcError(
+                f"{self._me} waited {timeout:g} s for {count_noun(count, 'member')}, but {self.describe_members()}"
+            )
 
-    def wait_until(self, reached: Callable[[], bool], timeout: float) -> bool:
+    def wait_until_reached(self, reached: Callable[[], bool], timeout: float) -> bool:
         """Wait for changes until `reached()`, at most `timeout` seconds; return whether it is reached."""
         return self._changes.wait_for(reached, timeout)
 
-    def census(self) -> str:
+    def describe_members(self) -> str:
         """List the members that came, and those that are missing as far as that is known."""
-        here = [info.name for info in self.all()]
+        here = [info.name for info in self.all_members()]
         missing = [name for name in self._expected() if name not in here]
-        came = f"only {len(here)} came: {', '.join(here)}" if here else "only 0 came: not even member 0 answered"
-        return f"{came}; missing: {', '.join(missing)}" if missing and here else came
+        present = f"only {len(here)} came: {', '.join(here)}" if here else "only 0 came: not even member 0 answered"
+        return f"{present}; missing: {', '.join(missing)}" if missing and here else present
 
     def _free_ranks(self) -> list[str]:
         """List the ranks without a member: in a closed world missing members have numbers, but no names yet."""
-        size = self._machine.ask(lambda node: node.members.world_size) or 0
-        taken = {info.id for info in self.all()}
+        size = self._machine.read_node(lambda node: node.members.world_size) or 0
+        taken = {info.id for info in self.all_members()}
         return [f"rank {rank}" for rank in range(size) if rank not in taken]
 
     # -- changes
-    def watch(self, handler: MemberHandler) -> None:
+    def add_watcher(self, handler: MemberHandler) -> None:
         """Call `handler` (on a pool thread, in order) when members join, leave or are lost.
 
-        The call may come late, when another process has taken the id already: see `ended`.
+        The call may come late, when another process has taken the id already: see `departed_members`.
         """
         self._watchers.append(_OrderedHandler(handler, self._spawn))
 
-    def went(self, gone: MemberLeft) -> None:
+    def member_left(self, gone: MemberLeft) -> None:
         self._notify_watchers("lost" if gone.lost else "left", gone.member, gone.reason)
 
     def suspicion_changed(self, kind: str, member: int, reason: str) -> None:
         """Report a member that has been silent for a while ("suspect"), or responds again ("recovered")."""
-        found = self._machine.ask(lambda node: node.members.find(member))
+        found = self._machine.read_node(lambda node: node.members.find_member(member))
         if found is not None:
             self._notify_watchers(kind, found, reason)
 
@@ -202,4 +208,4 @@ class Members:
         info = WorkerInfo._make((member.name, member.id))
         self._changes.notify_all()
         for watcher in self._watchers:
-            watcher.tell(kind, info, reason)
+            watcher.queue_event(kind, info, reason)

@@ -74,19 +74,19 @@ class MemberProfile(NamedTuple):
     left_out: int = 0  # operators, the shortest ones
 
 
-def begin(owner: int, number: int) -> None:
+def begin_profile(owner: int, number: int) -> None:
     """Begin the profile `number` of the member `owner` in this process. RpcError if another one runs here."""
-    current.current().part(OperatorProfiler).begin(owner, number)
+    current.current_agent().part(OperatorProfiler).begin_profile(owner, number)
 
 
-def end(owner: int, number: int) -> MemberProfile:
+def end_profile(owner: int, number: int) -> MemberProfile:
     """End the profile `number` of the member `owner`, and return it. RpcError if it does not run here."""
-    return current.current().part(OperatorProfiler).end(owner, number)
+    return current.current_agent().part(OperatorProfiler).end_profile(owner, number)
 
 
 def is_profiled(agent: Agent | None) -> bool:
     """Return whether the profile of a member of ours runs in the process of this agent."""
-    return agent is not None and agent.part(OperatorProfiler).running
+    return agent is not None and agent.part(OperatorProfiler).is_running
 
 
 class OperatorProfiler:
@@ -101,11 +101,11 @@ class OperatorProfiler:
         agent.hooks.on_end.append(self._agent_stopped)
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a profile runs."""
         return self._running is not None
 
-    def begin(self, owner: int, number: int) -> None:
+    def begin_profile(self, owner: int, number: int) -> None:
         """Begin a profile, in place of an earlier one of the same owner, whose end was interrupted."""
         with self._lock:
             if number == self._ended.get(owner):  # after Ctrl-C there the end can come first
@@ -118,14 +118,14 @@ class OperatorProfiler:
                 raise RpcError(f"a profiler of torch runs on {self._name} already: end it first")
             self._running = owner, number, _Session()
 
-    def end(self, owner: int, number: int) -> MemberProfile:
+    def end_profile(self, owner: int, number: int) -> MemberProfile:
         """End a profile and return it."""
         with self._lock:
             self._ended[owner] = number
             if self._running is None or self._running[:2] != (owner, number):
                 raise RpcError(f"the profile of {self._name} was ended before its time")
             session, self._running = self._running[2], None
-            return session.end()
+            return session.collect_profile()
 
     def _member_changed(self, kind: str, who: WorkerInfo, _reason: str) -> None:
         with self._lock:
@@ -142,11 +142,11 @@ class OperatorProfiler:
     def _discard_profile(self) -> None:
         if self._running is not None:
             session, self._running = self._running[2], None
-            session.stop()
+            session.stop_profiling()
 
 
 class _Session:
-    """Torch's profiler and the sampler of memory, from construction to `end` or `stop`."""
+    """Torch's profiler and the sampler of memory, from construction to `end` or `stop_profiling`."""
 
     def __init__(self) -> None:
         everywhere = _ExperimentalConfig(profile_all_threads=True)
@@ -157,17 +157,17 @@ class _Session:
             self._profiler.__enter__()
         self._memory = _MemorySampler()
 
-    def stop(self) -> None:
+    def stop_profiling(self) -> None:
         """End it without a result."""
-        self._memory.end()
+        self._memory.stop_sampling()
         self._profiler.__exit__(None, None, None)
 
-    def end(self) -> MemberProfile:
-        self.stop()
+    def collect_profile(self) -> MemberProfile:
+        self.stop_profiling()
         threads = {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id}
         threads[os.getpid()] = threading.main_thread().name  # after a fork Python still has the id in the parent
-        found = operators(self._profiler.kineto_results.events(), self._ahead, threads)
-        return bounded(found, self._memory.samples)
+        found = collect_operators(self._profiler.kineto_results.events(), self._ahead, threads)
+        return bounded_profile(found, self._memory.samples)
 
 
 def _clock_offset() -> int:
@@ -178,14 +178,14 @@ def _clock_offset() -> int:
     return stamp - (before + after) // 2
 
 
-def bounded(found: list[Operator], memory: list[tuple[float, dict[str, int]]]) -> MemberProfile:
+def bounded_profile(found: list[Operator], memory: list[tuple[float, dict[str, int]]]) -> MemberProfile:
     """Return the profile of these operators, with the longest `KEPT` of them."""
     # The longest: an operator that called a kept one is longer, and so kept, too.
     kept = heapq.nlargest(KEPT, found, key=lambda one: one.seconds) if len(found) > KEPT else found
-    return MemberProfile(kept, sums(found), memory, len(found) - len(kept))
+    return MemberProfile(kept, sum_operators(found), memory, len(found) - len(kept))
 
 
-def operators(events: Iterable[Any], ahead: int, threads: Mapping[int, str]) -> list[Operator]:
+def collect_operators(events: Iterable[Any], ahead: int, threads: Mapping[int, str]) -> list[Operator]:
     """Return the operators among torch's events, whose stamps are `ahead` nanoseconds before our clock."""
     found = []
     for event in events:
@@ -201,7 +201,7 @@ def operators(events: Iterable[Any], ahead: int, threads: Mapping[int, str]) -> 
     return found
 
 
-def sums(found: Iterable[Operator]) -> list[OperatorSum]:
+def sum_operators(found: Iterable[Operator]) -> list[OperatorSum]:
     """Return the sums by operator, in the order of their own time, longest first."""
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for one, own in _own_seconds(found):
@@ -244,7 +244,7 @@ class _MemorySampler:
         self._thread = threading.Thread(target=self._sample_loop, name="rpcbench-memory", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
+    def stop_sampling(self) -> None:
         self._stop_event.set()
         self._thread.join()
 

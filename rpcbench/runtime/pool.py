@@ -6,7 +6,7 @@ Guarantees
   own, checks those locks every `LONG` seconds while calls arrive.
 - No user's function begins while `limit` of them run; one that waits for a reply is not counted meanwhile, except for
   the moments in which it receives. So calls that call back nest as deeply as they like.
-- The runtime's own jobs (`spawn`) never queue behind users' functions.
+- The runtime's own jobs (`spawn_job`) never queue behind users' functions.
 - Idle threads are reused, the last one first, and end after `_IDLE_SECONDS`.
 - A function that runs Python code delays other threads by a tenth of a millisecond at a time.
 """
@@ -43,7 +43,7 @@ class PoolThread(threading.Thread):
         self.receives: collections.deque[Job] | None = None  # the next calls of the receive loop that this thread runs
         self.lends: Job | None = None  # has another thread run the loop that this one has left, to run a call
 
-    def give(self, job: Job | None) -> None:
+    def give_job(self, job: Job | None) -> None:
         self._job = job
         self._job_ready.release()
 
@@ -51,7 +51,7 @@ class PoolThread(threading.Thread):
         self._pool.enter()
         while True:
             if not self._job_ready.acquire(timeout=_IDLE_SECONDS):
-                if self._pool.retire(self):
+                if self._pool.retire_thread(self):
                     return
                 self._job_ready.acquire()  # a job is on its way
             job, self._job = self._job, None
@@ -59,7 +59,7 @@ class PoolThread(threading.Thread):
                 return
             _run_job(job)
             del job  # a job must not keep its values alive until the next one
-            if not self._pool.rest(self):
+            if not self._pool.keep_idle_thread(self):
                 return
 
     def run_call(self, call: Job) -> None:
@@ -83,13 +83,13 @@ class PoolThread(threading.Thread):
         if not self._counted:
             yield
             return
-        self._pool.blocked()
+        self._pool.thread_blocked()
         self._counted = False
         try:
             yield
         finally:
             self._counted = True
-            self._pool.unblocked()
+            self._pool.thread_unblocked()
 
 
 class Pool:
@@ -106,10 +106,10 @@ class Pool:
             0  # users' functions that have begun and wait; threads made, for their names
         )
         self._closed = False
-        self.monitor = Monitor(self.spawn)
+        self.monitor = Monitor(self.spawn_job)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))  # a user's may be shorter
 
-    def spawn(self, job: Job) -> None:
+    def spawn_job(self, job: Job) -> None:
         """Run a job of the runtime now, on a thread of its own. It is dropped once the pool is closed."""
         with self._lock:
             if self._closed:
@@ -119,7 +119,7 @@ class Pool:
                 self._thread_count += 1
                 thread = PoolThread(self, self._thread_count)
                 self._threads.add(thread)
-        thread.give(job)  # before the start: a new thread finds it at once
+        thread.give_job(job)  # before the start: a new thread finds it at once
         if thread.ident is None:
             try:
                 thread.start()
@@ -128,28 +128,28 @@ class Pool:
                     self._threads.discard(thread)
                 raise
 
-    def this_thread(self) -> PoolThread:
+    def current_thread(self) -> PoolThread:
         thread = threading.current_thread()
         assert isinstance(thread, PoolThread)
         return thread
 
-    def submit(self, job: Job) -> None:
+    def submit_call(self, job: Job) -> None:
         """Run a user's function when there is a place: on this thread, if it has just received the call."""
         if (calls := _calls_of_this_loop()) is not None:
             calls.append(job)
-        elif self.begin(job):
+        elif self.take_place(job):
             self._start_job(job)
 
-    def submit_own(self, job: Job) -> None:
+    def submit_internal(self, job: Job) -> None:
         """Run a job of the runtime now: on this thread, if it has just received the message that causes it."""
         if (calls := _calls_of_this_loop()) is None:
-            self.spawn(job)
+            self.spawn_job(job)
         else:
             with self._lock:
                 self.busy += 1
             calls.append(CountedCall(job))
 
-    def let_in(self) -> collections.deque[Job] | None:
+    def admit_call(self) -> collections.deque[Job] | None:
         """Take a place for a call that this thread's loop has just received; return the loop's calls, or None."""
         calls = _calls_of_this_loop()
         if calls is not None:
@@ -159,7 +159,7 @@ class Pool:
                 self.busy += 1
         return calls
 
-    def begin(self, job: Job) -> bool:
+    def take_place(self, job: Job) -> bool:
         """Take a place for a user's function, and return True; else queue it and return False."""
         if type(job) is CountedCall:
             return True
@@ -170,7 +170,7 @@ class Pool:
             self.busy += 1
             return True
 
-    def end(self) -> None:
+    def give_back_place(self) -> None:
         """Give back the place of a user's function that has returned; a queued one takes it."""
         if (job := self._take_next_job()) is not None:
             self._start_job(job)
@@ -178,14 +178,14 @@ class Pool:
     def _start_job(self, job: Job) -> None:
         """Run a user's function, which has a place, on another thread."""
         try:
-            self.spawn(partial(self._run_jobs, job))
-        except RuntimeError:  # no thread can be started: the next one that becomes free runs it, see `rest`
+            self.spawn_job(partial(self._run_jobs, job))
+        except RuntimeError:  # no thread can be started: the next one that becomes free runs it, see `keep_idle_thread`
             with self._lock:
                 self.busy -= 1
                 self._queue.appendleft(job)
 
     def _run_jobs(self, job: Job | None) -> None:
-        worker = self.this_thread()
+        worker = self.current_thread()
         while job is not None:
             worker.run_call(job)
             job = self._take_next_job()
@@ -193,12 +193,12 @@ class Pool:
     def _take_next_job(self) -> Job | None:
         """Return the next queued function for a thread that has finished one, else give its place back."""
         with self._lock:
-            if self._queue and self.busy <= self.limit:  # above: some waits have ended, see `unblocked`
+            if self._queue and self.busy <= self.limit:  # above: some waits have ended, see `thread_unblocked`
                 return self._queue.popleft()
             self.busy -= 1
             return None
 
-    def blocked(self) -> None:
+    def thread_blocked(self) -> None:
         """Give a place back for a thread that begins to wait; a queued function takes it."""
         with self._lock:
             self.waiting += 1
@@ -208,13 +208,13 @@ class Pool:
         if job is not None:
             self._start_job(job)
 
-    def unblocked(self) -> None:
+    def thread_unblocked(self) -> None:
         """Take a place again, beyond the limit if need be: a function that has begun must go on."""
         with self._lock:
             self.busy += 1
             self.waiting -= 1
 
-    def rest(self, thread: PoolThread) -> bool:
+    def keep_idle_thread(self, thread: PoolThread) -> bool:
         """Keep an idle thread; return False if it should end."""
         with self._lock:
             if self._closed:
@@ -222,12 +222,12 @@ class Pool:
                 return False
             if self._queue and self.busy < self.limit:
                 self.busy += 1
-                thread.give(partial(self._run_jobs, self._queue.popleft()))
+                thread.give_job(partial(self._run_jobs, self._queue.popleft()))
             else:
                 self._idle.append(thread)
             return True
 
-    def retire(self, thread: PoolThread) -> bool:
+    def retire_thread(self, thread: PoolThread) -> bool:
         """Drop a thread that was idle for long; return False if it was given a job at the last moment."""
         with self._lock:
             if thread not in self._idle:
@@ -245,7 +245,7 @@ class Pool:
             idle, self._idle = self._idle, []
             threads = self._threads - {threading.current_thread()}
         for thread in idle:
-            thread.give(None)
+            thread.give_job(None)
         deadline = time.monotonic() + patience
         for thread in threads:
             if thread.is_alive():  # else it has ended, or is about to begin and finds the pool closed
@@ -257,8 +257,9 @@ class CountedCall(partial[object]):
 
 
 class Monitor:
-    """Starts receive loops again if their read locks are free for `LONG` seconds, as their threads run calls. `spawn`
-    runs a job on another thread. The monitor sleeps once nothing arrives, and only the next call wakes it."""
+    """Starts receive loops again if their read locks are free for `LONG` seconds, as their threads run calls.
+    `spawn_job` runs a job on another thread. The monitor sleeps once nothing arrives, and only the next call wakes
+    it."""
 
     def __init__(self, spawn: Callable[[Job], None]) -> None:
         self._spawn = spawn
@@ -277,14 +278,14 @@ class Monitor:
                 self._spawn(self._watch_loop)
                 self._begun = self._looks = True
 
-    def released(self, start_loop: Job) -> None:
+    def lock_released(self, start_loop: Job) -> None:
         """Watch a read lock, which is free from now on."""
         self._since[start_loop] = time.monotonic()
         self._busy = True
         if not self._looks:
             self._wake_up()
 
-    def acquired(self, start_loop: Job) -> None:
+    def lock_acquired(self, start_loop: Job) -> None:
         self._since.pop(start_loop, None)
 
     def _wake_up(self) -> None:

@@ -65,10 +65,10 @@ class Health:
         self._before: tuple[float, float] | None = None  # (time, CPU seconds) at the last request
         self._memory: tuple[float, int | None] = float("-inf"), None  # (time, bytes) of the last measurement
         self._process, self._ram = psutil.Process(), psutil.virtual_memory().total
-        agent.bus.register("health", self.table)
+        agent.bus.register_table("health", self.health_table)
         agent.on_notice(LOOK, self._probe_received)
 
-    def table(self) -> Table:
+    def health_table(self) -> Table:
         with self._lock:
             return dict(self._rows)
 
@@ -81,23 +81,23 @@ class Health:
         key, row = str(self._agent.id), self._measure_health(question)
         with self._lock:
             self._rows[key] = row
-        self._agent.bus.note("Measured", "health", key, partial(self._rows.get, key))
+        self._agent.bus.record_change("Measured", "health", key, partial(self._rows.get, key))
 
     def _measure_health(self, question: int) -> Row:
         agent = self._agent
-        peers = {str(peer): list(count) for peer, count in sorted(agent._peers.traffic().items())}
+        peers = {str(peer): list(count) for peer, count in sorted(agent._peers.traffic_by_member().items())}
         return {
             "question": question, "pid": os.getpid(), "host": host_id(), "cpu": self._cpu_share(),
             "memory": self._unshared_memory(),
             "ram": self._ram, "busy": agent._pool.busy, "waiting": agent._pool.waiting,
-            "queued": agent.machine.ask(_count_queued_calls), "cells": self.count_cells(), "peers": peers,
+            "queued": agent.machine.read_node(_count_queued_calls), "cells": self.count_cells(), "peers": peers,
             "awaits": self._awaited_members(),
-            "gpu": gpus.report(),
+            "gpu": gpus.gpu_report(),
         }  # fmt: skip
 
     def _awaited_members(self) -> list[int]:
         """Return the members for which a thread here waits, by id; calls that nobody waits for have none."""
-        return sorted(self._agent.part(Watchdog).awaited().union(*(ids() for ids in list(self.waits))))
+        return sorted(self._agent.part(Watchdog).awaited_members().union(*(ids() for ids in list(self.waits))))
 
     def _cpu_share(self) -> float:
         """Return the share of one core that all threads have used since the last call; at first, since the start."""
@@ -143,16 +143,16 @@ class Publisher:
         agent.on_notice(WATCH, self._request_received)
         agent.on_member(lambda kind, who, reason: self._remove_watcher(who.id) if kind in GONE else None)
 
-    def _request_received(self, source: int, asked: int | dict[str, int]) -> None:
+    def _request_received(self, source: int, request: int | dict[str, int]) -> None:
         """Handle a request: to watch, to watch at another level (0: no more), or a probe."""
-        if isinstance(asked, dict):
-            self._answer_probe(source, asked["probe"])
+        if isinstance(request, dict):
+            self._answer_probe(source, request["probe"])
             return
-        if not asked:
+        if not request:
             self._remove_watcher(source)
             return
         with self._lock:
-            self._watchers[source] = asked
+            self._watchers[source] = request
             self._update_recording()
         self._watch_changed()
         with self._send_lock:
@@ -168,7 +168,7 @@ class Publisher:
                 return
             self._update_recording()
             if not self._watchers:
-                self._agent.bus.news.notify_all()  # wakes the thread, which ends
+                self._agent.bus.changes_ready.notify_all()  # wakes the thread, which ends
         self._watch_changed()
 
     def _watch_changed(self) -> None:
@@ -186,11 +186,11 @@ class Publisher:
     def _publish_loop(self) -> None:
         bus = self._agent.bus
         while True:
-            bus.news.wait_for(lambda: bus.filled or self._has_ended())
+            bus.changes_ready.wait_for(lambda: bus.filled or self._has_ended())
             with self._lock:
                 if self._has_ended():
                     self._thread = None
-                    bus.restart()
+                    bus.restart_batches()
                     return
             self._send_batch(_BATCH)
             # All members of a host send at the same moments, so that a panel shows one state of all of them.
@@ -201,16 +201,16 @@ class Publisher:
 
     def _send_batch(self, most: int) -> None:
         with self._send_lock:
-            batch = self._agent.machine.ask(lambda _: self._agent.bus.drain(most))
+            batch = self._agent.machine.read_node(lambda _: self._agent.bus.drain_changes(most))
             messages, missed = self._agent.bus.drain_messages(most)
             if batch.rows or messages:
-                told = {"rows": batch.rows, "batch": batch.number, "dropped": batch.dropped}
-                self._send_to_watchers({**told, "messages": [tuple(row) for row in messages], "missed": missed})
+                report = {"rows": batch.rows, "batch": batch.number, "dropped": batch.dropped}
+                self._send_to_watchers({**report, "messages": [tuple(row) for row in messages], "missed": missed})
 
     def _answer_probe(self, source: int, number: int) -> None:
-        heard = time.monotonic()
+        received_at = time.monotonic()
         self._send_batch(_ALL)
-        answer = {"probe": number, "heard": heard, "said": time.monotonic()}
+        answer = {"probe": number, "heard": received_at, "said": time.monotonic()}
         self._agent.notify(source, TELEMETRY, answer, may_wait=True)
 
     def _send_snapshot(self) -> None:

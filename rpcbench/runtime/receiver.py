@@ -86,11 +86,11 @@ class Receiver:
     # -- the loop
     def start(self) -> None:
         self._pool.monitor.start()
-        self._pool.spawn(self.receive_loop)
+        self._pool.spawn_job(self.receive_loop)
 
     def receive_loop(self) -> None:
         """Run the loop on a pool thread that holds the read lock, until it ends or another thread runs it."""
-        thread = self._pool.this_thread()
+        thread = self._pool.current_thread()
         thread.receives = self.calls
         ending: ConnectionEnd | None = _UNHANDLED
         try:
@@ -102,7 +102,7 @@ class Receiver:
             if ending is not None:
                 for call in self.calls:  # left by a message whose handling failed half-way; counted ones hold a place
                     if type(call) is CountedCall:
-                        self._pool.end()
+                        self._pool.give_back_place()
                 self._ended(ending)
 
     def _run_loop(self, thread: PoolThread) -> ConnectionEnd | None:
@@ -116,7 +116,7 @@ class Receiver:
                 self._deliver(frames.popleft())
             else:
                 ending = self._await_some()
-                got = ending or self._source.read()
+                got = ending or self._source.read_frames()
                 if isinstance(got, ConnectionEnd):
                     return got
                 frames.extend(got)
@@ -128,7 +128,7 @@ class Receiver:
             return None
         if self._pool.busy or self._due():  # spinning would take the core, or the lock, from another thread
             return self._sleep_idle()
-        ending = self._loop_spin.wait(self._sleep_idle)
+        ending = self._loop_spin.spin_then_sleep(self._sleep_idle)
         return self._sleep_idle() if ending is None and not self._watch.ready() else ending
 
     def _sleep_idle(self) -> ConnectionEnd | None:
@@ -137,7 +137,7 @@ class Receiver:
         self._idle = True
         self._release_to_idle()
         while True:
-            watch.sleep()
+            watch.wait_for_event()
             if not self._lock.acquire(blocking=False):
                 continue  # its holder arms the watch again
             if self._ending is not None or watch.broken or watch.ready():
@@ -148,7 +148,7 @@ class Receiver:
 
     def _serve_call(self, thread: PoolThread, call: Job) -> bool:
         """SERVING: run a call, unless the pool is full. Return False if another thread runs the loop by now."""
-        if not self._pool.begin(call):
+        if not self._pool.take_place(call):
             return True  # the pool has queued it for another thread
         # From here calls that the function makes may borrow the lock: `lends` lets a wait pass it on at once.
         thread.receives, thread.lends, self._serving = None, self._start_loop, True
@@ -158,20 +158,20 @@ class Receiver:
         thread.lends, self._serving = None, False
         if kept:
             thread.receives = self.calls
-        self._pool.end()
+        self._pool.give_back_place()
         return kept
 
     # -- the read lock around a call
     def _release_lock(self) -> None:
         """Free the read lock for any thread. The monitor gives it to a pool thread if none takes it."""
-        self._pool.monitor.released(self._start_loop)  # first: a thread that takes the lock must find it
+        self._pool.monitor.lock_released(self._start_loop)  # first: a thread that takes the lock must find it
         self._lock.release()
 
     def _try_acquire_lock(self) -> bool:
         """Try to take the read lock and the loop with it; return whether this thread has both now."""
         if not self._lock.acquire(blocking=False):
             return False
-        self._pool.monitor.acquired(self._start_loop)
+        self._pool.monitor.lock_acquired(self._start_loop)
         if self._idle:  # another thread runs the loop already, and sleeps
             self._release_to_idle()
             return False
@@ -184,7 +184,7 @@ class Receiver:
 
     def _spawn_loop(self) -> None:
         try:
-            self._pool.spawn(self.receive_loop)
+            self._pool.spawn_job(self.receive_loop)
         except BaseException:  # no thread can be started: the next one that looks finds the lock free
             self._release_lock()
             raise
@@ -195,7 +195,7 @@ class Receiver:
         # Release first, then arm: the loop must find the lock free when it wakes. At the end of a connection the loop
         # can have the lock at once, so the watch may be closed before it is armed, which breaks it without harm.
         self._lock.release()
-        watch.arm()
+        watch.arm_wakeup()
 
     # -- threads that wait for a reply
     def receive_until(self, waiting: Waits, quiet: float = LONG) -> None:
@@ -208,11 +208,11 @@ class Receiver:
         """BORROWED: receive, unless the loop has left work that a pool thread must do first."""
         left, ending = False, self._ending
         try:
-            self._pool.monitor.acquired(self._start_loop)
+            self._pool.monitor.lock_acquired(self._start_loop)
             left = bool(self.calls or self._frames)  # these come first, and calls must not run on a waiting thread
             if not left and ending is None:
                 if self._idle:
-                    self._lent_watch.disarm()
+                    self._lent_watch.disarm_wakeup()
                 ending = self._receive_for_wait(waiting, quiet)
         finally:
             self._give_back(ending, left)
@@ -234,14 +234,14 @@ class Receiver:
         """Return whether there is something to read within `quiet` seconds."""
         watch = self._lent_watch
         if self._pool.busy:  # another thread of this process may need the core
-            return watch.poll(quiet)
-        found = self._reply_spin.wait(partial(watch.poll, quiet))
+            return watch.poll_readable(quiet)
+        found = self._reply_spin.spin_then_sleep(partial(watch.poll_readable, quiet))
         return found is None or found
 
     def _receive_some(self) -> ConnectionEnd | None:
         """Deliver one batch of messages; return how the connection ended, if it did."""
         try:
-            got = self._source.read()
+            got = self._source.read_frames()
             if isinstance(got, ConnectionEnd):
                 return got
             for frame in got:
@@ -249,7 +249,7 @@ class Receiver:
         except ProtocolError as error:
             return ConnectionEnd(f"it sent invalid data ({error})", False)
         except Exception as error:  # noqa: BLE001  (not a fault of the call that waits here: raised on another thread)
-            self._pool.spawn(partial(_raise_error, error))
+            self._pool.spawn_job(partial(_raise_error, error))
             return _UNHANDLED
         return None
 
@@ -258,10 +258,10 @@ class Receiver:
         if self._idle:
             if ending is not None:
                 self._ending = ending
-                self._source.cut()  # wakes the loop, which handles the end
+                self._source.break_connection()  # wakes the loop, which handles the end
             self._release_to_idle()
         elif ending is not None:  # the lock stays taken for good, so no thread reads after the end
-            self._pool.spawn(lambda: self._ended(ending))
+            self._pool.spawn_job(lambda: self._ended(ending))
         elif left or not self._serving or self._due():  # due: the serving thread may be busy for long
             self._spawn_loop()
         else:

@@ -30,7 +30,7 @@ from rpcbench.runtime.locked_node import LockedNode
 from rpcbench.runtime.members import Members
 from rpcbench.transport.handshake import Identity, Objection
 from rpcbench.transport.stream import ConnectionEnd, StreamConnection
-from rpcbench.wire.encoding import unpack
+from rpcbench.wire.encoding import decode_message
 from rpcbench.wire.framing import Frame
 
 
@@ -64,7 +64,7 @@ class ConnectionTable:
         self._closed = False
 
     # -- sending
-    def find(self, to: int) -> StreamConnection | None:
+    def find_connection(self, to: int) -> StreamConnection | None:
         carrier = self._carriers.get(to)
         if carrier is not None and not carrier.ended:
             return carrier
@@ -78,7 +78,8 @@ class ConnectionTable:
         return None if best is None else best.connection
 
     def find_or_dial(self, to: int) -> StreamConnection | None:
-        """Do as `find`, but wait for dials under way. None: the caller must dial, then call `dialled`."""
+        """Do as `find_connection`, but wait for dials under way. None: the caller must dial, then call
+        `dial_finished`."""
         with self._lock:
             self._changed.wait_for(lambda: self._best_connection(to) is not None or not self._is_connecting(to))
             if (best := self._best_connection(to)) is None:
@@ -90,7 +91,7 @@ class ConnectionTable:
         found = any(peer_entry.entries or peer_entry.search for peer_entry in self._peer_entries.get(to, ()))
         return not self._closed and (found or to in self._dialled)
 
-    def dialled(self, to: int) -> None:
+    def dial_finished(self, to: int) -> None:
         with self._lock:
             self._dialled.discard(to)
             self._changed.notify_all()
@@ -111,7 +112,7 @@ class ConnectionTable:
             self._update_carrier(peer.id)
             return over, former
 
-    def add(self, entry: ConnectionEntry) -> bool:
+    def add_connection(self, entry: ConnectionEntry) -> bool:
         """Add a connection; return False if it is not admitted."""
         peer = entry.peer
         with self._lock:
@@ -129,7 +130,8 @@ class ConnectionTable:
     # -- ended connections
     def remove_ended(self, entry: ConnectionEntry, reason: str | None) -> int | None:
         """Remove an ended connection; return how many others are left, None if there is nothing to handle. `reason`: of
-        a break, else None. For the last one a search begins; it ends when another is added or breaks, or with `drop`.
+        a break, else None. For the last one a search begins; it ends when another is added or breaks, or with
+        `bar_process`.
         """
         with self._lock:
             peer_entry = self._peer_entry(entry.peer)
@@ -141,7 +143,7 @@ class ConnectionTable:
             self._update_carrier(entry.peer.id)
             return None if self._closed else len(peer_entry.entries)  # at the end of the agent all fall
 
-    def broke(self, entry: ConnectionEntry, reason: str) -> None:
+    def connection_broke(self, entry: ConnectionEntry, reason: str) -> None:
         """Note the break of a connection that `remove_replaced` removed, and that takes no more messages."""
         with self._lock:
             if peer_entry := self._peer_entry(entry.peer):
@@ -156,7 +158,7 @@ class ConnectionTable:
         peer_entry = self._peer_entry(peer)
         return not self._closed and peer_entry is not None and bool(peer_entry.entries)
 
-    def searching(self, fallen: ConnectionEntry, pause: float) -> bool:
+    def pause_search(self, fallen: ConnectionEntry, pause: float) -> bool:
         """Pause; return whether to continue a search: not if a connection is open, or a later one has broken."""
         with self._lock:
             return not self._changed.wait_for(lambda: not self._is_searched(fallen), pause)
@@ -165,7 +167,7 @@ class ConnectionTable:
         peer_entry = self._peer_entry(fallen.peer)
         return not self._closed and peer_entry is not None and peer_entry.search is fallen
 
-    def lose(self, fallen: ConnectionEntry, reason: str) -> bool:
+    def bar_lost_process(self, fallen: ConnectionEntry, reason: str) -> bool:
         """Bar a lost process. Return False if a connection is open after all, or a later one has broken."""
         with self._lock:
             sought = self._is_searched(fallen)
@@ -174,7 +176,7 @@ class ConnectionTable:
             return sought
 
     # -- reports to the node
-    def unreported(self, peer: Identity) -> str | None:
+    def take_unreported(self, peer: Identity) -> str | None:
         """Take the reason of unreported breaks: the caller reports it to the node, then calls `mark_reported`."""
         with self._lock:
             peer_entry = self._peer_entry(peer)
@@ -198,14 +200,14 @@ class ConnectionTable:
             return True
 
     # -- ends
-    def barred(self, peer: Identity) -> str | None:
+    def bar_reason(self, peer: Identity) -> str | None:
         """Return the reason why a process is not admitted again."""
         return self._barred.get((peer.id, peer.incarnation))
 
     def _bar_process(self, member: int, incarnation: int, reason: str) -> None:
         self._barred.setdefault((member, incarnation), f"this world continues without it: {reason}")
 
-    def drop(self, member: int, incarnation: int, reason: str) -> list[ConnectionEntry]:
+    def bar_process(self, member: int, incarnation: int, reason: str) -> list[ConnectionEntry]:
         """Bar a process, and return its connections, which the caller closes."""
         with self._lock:
             self._bar_process(member, incarnation, reason)
@@ -221,20 +223,20 @@ class ConnectionTable:
         with self._lock:
             self._closed = True
             self._changed.notify_all()
-        return self.all()
+        return self.all_entries()
 
-    def await_none(self, seconds: float) -> None:
+    def wait_until_empty(self, seconds: float) -> None:
         """Wait at most `seconds` until the table is empty."""
         with self._lock:
             self._changed.wait_for(lambda: not any(self._iterate_entries()), seconds)
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """Drop the sockets in a forked child: they are the parent's, which would not see them close."""
         for entry in self._iterate_entries():
-            entry.connection.forked()
+            entry.connection.after_fork()
 
     # -- queries
-    def all(self) -> list[ConnectionEntry]:
+    def all_entries(self) -> list[ConnectionEntry]:
         with self._lock:
             return list(self._iterate_entries())
 
@@ -274,40 +276,42 @@ class PeerEvents:
         self._links = links
         self._host = host
 
-    def arrived(self, peer: Identity, frame: Frame) -> None:
-        seq, message = unpack(*frame)
+    def frame_received(self, peer: Identity, frame: Frame) -> None:
+        seq, message = decode_message(*frame)
         self._links.incoming(peer.id, seq, message)
 
-    def ended(self, peer: Identity, reason: str) -> None:
-        told = self._member_table.explain(peer.name, reason)  # may add the exit status of the process
-        self._machine.feed(lambda node: node.lost(peer.id, peer.incarnation, told))
+    def peer_lost(self, peer: Identity, reason: str) -> None:
+        explanation = self._member_table.explain(peer.name, reason)  # may add the exit status of the process
+        self._machine.feed_event(lambda node: node.member_lost(peer.id, peer.incarnation, explanation))
 
-    def objection(self, newcomer: Identity) -> Objection | None:
+    def admission_objection(self, newcomer: Identity) -> Objection | None:
         """Return None if this member leads a world that continues, and has no member with that id."""
-        return self._machine.ask(lambda node: _objection_to_newcomer(node.members, newcomer))
+        return self._machine.read_node(lambda node: _objection_to_newcomer(node.members, newcomer))
 
     def incarnation_for(self, newcomer: Identity) -> int:
-        return self._machine.ask(lambda node: node.members.next_incarnation(newcomer.id))
+        return self._machine.read_node(lambda node: node.members.next_incarnation(newcomer.id))
 
-    def broken(self, peer: Identity, reason: str) -> None:
-        self._machine.feed(lambda node: node.broken(peer.id, peer.incarnation, reason))
+    def connection_broken(self, peer: Identity, reason: str) -> None:
+        self._machine.feed_event(lambda node: node.connection_broken(peer.id, peer.incarnation, reason))
 
-    def resumed(self, peer: Identity) -> None:
-        self._machine.feed(lambda node: node.resume(peer.id, peer.incarnation))
+    def connection_resumed(self, peer: Identity) -> None:
+        self._machine.feed_event(lambda node: node.connection_resumed(peer.id, peer.incarnation))
 
-    def ways(self, peer: Identity) -> Sequence[str]:
+    def peer_addresses(self, peer: Identity) -> Sequence[str]:
         """Return the peer's addresses; none for a process that is no member, or if the world is about to end."""
-        members = self._machine.ask(lambda node: {} if node.members.closing else dict(node.members.members))
+        members = self._machine.read_node(lambda node: {} if node.members.closing else dict(node.members.members))
         member = members.get(peer.id)
-        return member.ways(self._host) if member is not None and member.incarnation == peer.incarnation else ()
+        return (
+            member.addresses_from(self._host) if member is not None and member.incarnation == peer.incarnation else ()
+        )
 
 
 def _objection_to_newcomer(members: Membership, newcomer: Identity) -> Objection | None:
-    if not members.leads:
-        return Objection(f"{members.me.name} does not lead this world", members.outlives_leaders)
+    if not members.is_leader:
+        return Objection(f"{members.me.name} does not lead this world", members.may_outlive_leaders)
     if members.closing:
-        return Objection("this world is about to end", members.outlives_leaders)
-    taken = members.taken(newcomer.id)
+        return Objection("this world is about to end", members.may_outlive_leaders)
+    taken = members.id_refusal(newcomer.id)
     return Objection(taken) if taken else None
 
 
@@ -321,37 +325,37 @@ class Reconnector:
         self._grace = grace
 
     # -- a new connection
-    def remove_replaced(self, peer: Identity) -> None:
+    def prepare_replacement(self, peer: Identity) -> None:
         """Prepare for a new connection to a peer: older ones have ended."""
         over, former = self._table.remove_replaced(peer)
         for peer_entry in former:
-            self._events.ended(
+            self._events.peer_lost(
                 peer_entry.peer, f"{peer_entry.unreported or 'its connection broke'}, and it was started again"
             )
         for entry in over:
-            entry.connection.cut()
-            self._table.broke(entry, "it has lost its connection")
+            entry.connection.break_connection()
+            self._table.connection_broke(entry, "it has lost its connection")
         self._report_break(peer)
 
-    def stands(self, peer: Identity) -> None:
+    def connection_established(self, peer: Identity) -> None:
         """Report a new connection, if the node has a report of a break."""
         if self._table.take_resumed(peer):
-            self._events.resumed(peer)
+            self._events.connection_resumed(peer)
 
     def _report_break(self, peer: Identity) -> None:
-        reason = self._table.unreported(peer)
+        reason = self._table.take_unreported(peer)
         if reason is not None:
-            self._events.broken(peer, reason)
-            self._table.mark_reported(peer)  # after it: `resumed` must not be reported first
+            self._events.connection_broken(peer, reason)
+            self._table.mark_reported(peer)  # after it: `connection_resumed` must not be reported first
 
     def _report_resumed(self, peer: Identity) -> None:
         """If a connection is open, report all breaks, then this connection."""
         if not self._table.wait_for_others(peer, 0.0):
             self._report_break(peer)
-            self.stands(peer)
+            self.connection_established(peer)
 
     # -- an ended connection
-    def over(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
+    def connection_ended(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
         """Handle the end of a connection; return when its meaning is clear."""
         others = self._table.remove_ended(entry, ending.reason if ending.broken else None)
         if others is None:
@@ -363,23 +367,23 @@ class Reconnector:
             self._report_resumed(entry.peer)
 
     def _last_connection_ended(self, entry: ConnectionEntry, ending: ConnectionEnd) -> None:
-        ways = self._events.ways(entry.peer) if ending.broken else ()
-        verdict = self._search_peer(entry, ending.reason, ways) if ways else ending.reason
-        if verdict is None or not self._table.lose(entry, verdict):
+        addresses = self._events.peer_addresses(entry.peer) if ending.broken else ()
+        verdict = self._search_peer(entry, ending.reason, addresses) if addresses else ending.reason
+        if verdict is None or not self._table.bar_lost_process(entry, verdict):
             self._report_resumed(entry.peer)
             return
-        self._events.ended(entry.peer, verdict)
-        self._table.drop(entry.peer.id, entry.peer.incarnation, verdict)
+        self._events.peer_lost(entry.peer, verdict)
+        self._table.bar_process(entry.peer.id, entry.peer.incarnation, verdict)
 
-    def _search_peer(self, fallen: ConnectionEntry, reason: str, ways: Sequence[str]) -> str | None:
+    def _search_peer(self, fallen: ConnectionEntry, reason: str, addresses: Sequence[str]) -> str | None:
         """Dial until there is a connection, from either side; return None, or the reason why there is none."""
         deadline, pause = time.monotonic() + self._grace, 0.0
-        while self._table.searching(fallen, pause):
+        while self._table.pause_search(fallen, pause):
             left, pause = deadline - time.monotonic(), _PAUSE
             if left <= 0:
                 return f"{reason}, and it could not be reached again in {self._grace:g} s"
             try:
-                self._dial(fallen.peer.id, ways, min(left, _ATTEMPT_SECONDS))
+                self._dial(fallen.peer.id, addresses, min(left, _ATTEMPT_SECONDS))
             except RefusedError as error:
                 return str(error)
             except NotConnectedError as error:

@@ -32,7 +32,7 @@ from rpcbench.base.errors import NOT_INITIALIZED, RpcError
 from rpcbench.base.futures import Answer, Future, HelpAlong, Later, Waits, make_future
 from rpcbench.base.ids import OWN, Counter
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.calls import not_sent
+from rpcbench.protocol.calls import not_sent_error
 from rpcbench.protocol.node import Node
 from rpcbench.runtime.channels import Channels
 from rpcbench.runtime.connections import ConnectionManager
@@ -43,13 +43,13 @@ from rpcbench.runtime.members import GONE, Members
 from rpcbench.runtime.pool import LONG, PoolThread
 from rpcbench.runtime.timers import Deadlines, MaintenanceThread
 from rpcbench.serialization.functions_used import module_functions
-from rpcbench.serialization.importable import fingerprint, importable, load_packages_of
+from rpcbench.serialization.importable import content_fingerprint, is_importable, load_packages_of
 from rpcbench.wire.messages import Call, Create, Fetch
 
 _LEAST_SECONDS = 0.0001  # left, at least, for a call that has waited for its receiver
 
 
-def waited_for(begin: Callable[[], Future[Any]]) -> Any:
+def wait_for_call(begin: Callable[[], Future[Any]]) -> Any:
     """Wait for the call that `begin` starts, and return its result. Ctrl-C cancels it, but never interrupts `begin`."""
     future: Future[Any] | None = None
     try:
@@ -62,7 +62,7 @@ def waited_for(begin: Callable[[], Future[Any]]) -> Any:
         raise
 
 
-def seconds_of(timeout: float, default: float) -> float | None:
+def timeout_seconds(timeout: float, default: float) -> float | None:
     """Convert a timeout in torch's terms, -1 for the default and 0 for none. ValueError for another negative number."""
     if timeout == UNSET_TIMEOUT:
         timeout = default
@@ -71,7 +71,7 @@ def seconds_of(timeout: float, default: float) -> float | None:
     return timeout or None
 
 
-def label_of(function: Any) -> str:
+def function_label(function: Any) -> str:
     """Return a short name for a function, for errors and pictures."""
     if type(function) is FunctionType:
         return function.__qualname__
@@ -101,11 +101,11 @@ class PendingCalls:
         self._calls: dict[int, Future[Any]] = {}  # no lock: each step is one of Python's
         effects.register(fx.Reject, lambda effect: self._fail(effect.call, effect.error))
 
-    def number(self, own: bool = False) -> int:
+    def new_number(self, own: bool = False) -> int:
         """Return a new number, which shows whether the call is rpcbench's `own`."""
         return self._own_numbers.next() if own else self._numbers.next()
 
-    def promise(
+    def create_future(
         self,
         number: int,
         receive: HelpAlong | None = None,
@@ -120,40 +120,40 @@ class PendingCalls:
         self._calls[number] = future
         return future
 
-    def finish(self, number: int, answer: Answer, lazy: bool = True) -> None:
+    def resolve_call(self, number: int, answer: Answer, lazy: bool = True) -> None:
         """Resolve a call with its reply, or an `answer` that raises. Not `lazy`: open it unasked."""
-        self.deadlines.clear(number)
+        self.deadlines.clear_deadline(number)
         call = self._calls.pop(number, None)
         if not self._calls:
             self._idle.notify_all()
         if call is None:  # resolved before: say, its deadline has passed
             return
         keeps, call.keeps = call.keeps, ()
-        call.deliver(answer, self._later, lazy)
+        call.deliver_answer(answer, self._later, lazy)
         for kept in keeps:
             kept.let_go()
 
-    def asked(self, number: int) -> Future[Any] | None:
+    def find_future(self, number: int) -> Future[Any] | None:
         return self._calls.get(number)
 
-    def keeping(self, kept: RRefHandle) -> bool:
+    def is_keeping(self, kept: RRefHandle) -> bool:
         """Return whether any pending call keeps this handle."""
         return any(one is kept for call in list(self._calls.values()) for one in call.keeps)
 
-    def due(self) -> bool:
+    def has_pending(self) -> bool:
         return bool(self._calls)
 
     def _fail(self, number: int, error: Exception) -> None:
         def answer() -> None:
             raise error
 
-        self.finish(number, answer)
+        self.resolve_call(number, answer)
 
     def fail_all(self, error: Exception) -> None:
         for number in list(self._calls):
             self._fail(number, error)
 
-    def number_of(self, future: Future[Any]) -> int | None:
+    def find_number(self, future: Future[Any]) -> int | None:
         return next((number for number in [*self._calls] if self._calls.get(number) is future), None)
 
     def settle(self, timeout: float | None) -> int:
@@ -163,7 +163,8 @@ class PendingCalls:
 
 
 class RequestSender:
-    """Sends the requests of one agent. `send` transmits a numbered message; `running`: whether the agent runs."""
+    """Sends the requests of one agent. `send_request` transmits a numbered message; `running`: whether the agent
+    runs."""
 
     def __init__(
         self,
@@ -178,38 +179,38 @@ class RequestSender:
         self._find = peers.find
         self._send, self._running = send, running
 
-    def await_room(self, to: int, label: str, seconds: float | None) -> float | None:
+    def wait_for_room(self, to: int, label: str, seconds: float | None) -> float | None:
         """Wait, before a call, while its receiver is far behind (backpressure); return the seconds that the call then
         has. RpcTimeoutError if none are left; nothing has been sent then. Later steps never block, so they can defer
         Ctrl-C."""
-        if (connection := self._find(to)) is None or not connection.full:
+        if (connection := self._find(to)) is None or not connection.is_full:
             return seconds
         began = time.monotonic()
-        if not connection.await_room(seconds):
-            raise not_sent(label, self._machine.ask(lambda node: node.name(to)), seconds or 0.0)
+        if not connection.wait_for_room(seconds):
+            raise not_sent_error(label, self._machine.read_node(lambda node: node.member_name(to)), seconds or 0.0)
         return seconds and max(_LEAST_SECONDS, seconds - (time.monotonic() - began))
 
-    def send(self, to: int, message: Call | Create | Fetch, seconds: float | None) -> None:
+    def send_request(self, to: int, message: Call | Create | Fetch, seconds: float | None) -> None:
         """Send a request that is already pending. RuntimeError if the agent has stopped."""
         if not self._running():  # checked now: an agent that stops fails all pending calls after it has cleared this
             raise RuntimeError(NOT_INITIALIZED)
         now = self._links.clock()
         plain = isinstance(message, Fetch) or not message.forks
-        numbered = self._machine.call(to, message, now, seconds) if plain else None
+        numbered = self._machine.begin_call(to, message, now, seconds) if plain else None
         if numbered is None:
             self._send_slowly(to, message, now, seconds)
         else:
-            self._maintenance.wake_in(message.call, now, seconds)
+            self._maintenance.schedule_wakeup(message.call, now, seconds)
             self._send(numbered, False)
 
     def _send_slowly(self, to: int, message: Call | Create | Fetch, now: float, seconds: float | None) -> None:
         """Send a request that changes more than the tables of calls (see `protocol.node`)."""
 
         def begin(node: Node) -> fx.Effects:  # a deadline that passes before the node has the call would be missed
-            self._maintenance.wake_in(message.call, now, seconds)
-            return node.call(to, message, now, seconds)
+            self._maintenance.schedule_wakeup(message.call, now, seconds)
+            return node.start_call(to, message, now, seconds)
 
-        self._machine.feed(begin)
+        self._machine.feed_event(begin)
 
     # -- threads that wait
     def receive_until(self, to: int, waiting: Waits, quiet: float = LONG) -> None:
@@ -240,20 +241,20 @@ class SourceCheck:
         self._member_table = member_table
         self._notify = notify
         self._checked_functions: dict[int, set[FunctionType]] = {}  # worker → functions
-        channels.listen(_ASK, self._compare_source)
-        channels.listen(_DIFFERS, self._warn_of_difference)
-        member_table.watch(
+        channels.register_handler(_ASK, self._compare_source)
+        channels.register_handler(_DIFFERS, self._warn_of_difference)
+        member_table.add_watcher(
             lambda kind, who, reason: self._checked_functions.pop(who.id, None) if kind in GONE else None
         )
 
-    def use(self, to: int, function: Any) -> None:
+    def check_function(self, to: int, function: Any) -> None:
         """Ask about a function that is sent to `to`, unless that was done before: if its code travels with the call,
         about those of modules that it uses."""
         while type(function) is partial:
             function = function.func
         if type(function) is not FunctionType or function in self._checked_functions.get(to, ()):
             return
-        for named in (function,) if importable(function) else module_functions(function):
+        for named in (function,) if is_importable(function) else module_functions(function):
             if named not in self._checked_functions.get(to, ()):
                 self._request_comparison(to, named)
 
@@ -262,19 +263,19 @@ class SourceCheck:
         if to == self._me or function.__module__.startswith(_OURS):
             return
         name, code = f"{function.__module__}:{function.__qualname__}", function.__code__
-        asked = {"name": name, "mark": _code_fingerprint(function), "at": [code.co_filename, code.co_firstlineno]}
-        self._notify(to, _ASK, asked)
+        question = {"name": name, "mark": _code_fingerprint(function), "at": [code.co_filename, code.co_firstlineno]}
+        self._notify(to, _ASK, question)
 
-    def _compare_source(self, source: int, asked: dict[str, Any]) -> None:
-        mine = _load_function(asked["name"])  # if there is none, the call itself fails with the reason
-        if mine is not None and _code_fingerprint(mine) != asked["mark"]:
+    def _compare_source(self, source: int, question: dict[str, Any]) -> None:
+        mine = _load_function(question["name"])  # if there is none, the call itself fails with the reason
+        if mine is not None and _code_fingerprint(mine) != question["mark"]:
             with contextlib.suppress(RpcError):  # the asking member has left
-                self._notify(source, _DIFFERS, {**asked, "there": mine.__code__.co_filename})
+                self._notify(source, _DIFFERS, {**question, "there": mine.__code__.co_filename})
 
     def _warn_of_difference(self, worker: int, answer: dict[str, Any]) -> None:
         if (mine := _load_function(answer["name"])) is None or _code_fingerprint(mine) != answer["mark"]:
             return  # reloaded after the question: the next call asks about the new function
-        who, (file, line) = self._member_table.name(worker), answer["at"]
+        who, (file, line) = self._member_table.member_name(worker), answer["at"]
         module = answer["name"].partition(":")[0]
         warnings.warn_explicit(
             f"{who} runs another version of {answer['name'].replace(':', '.')}: it has loaded {answer['there']}, and "
@@ -303,4 +304,4 @@ def _code_fingerprint(function: Any) -> bytes:
     while function is not None and len(codes) < _MOST_WRAPPERS:
         codes.append(getattr(function, "__code__", None))
         function = getattr(function, "__wrapped__", None)
-    return fingerprint(codes)
+    return content_fingerprint(codes)

@@ -22,13 +22,13 @@ import torch
 from rpcbench.base.conditions import Event
 from rpcbench.base.config import FORK_MARK
 from rpcbench.base.errors import ConnectionLostError, RemoteError, RpcError
-from rpcbench.base.futures import Future, blocked
-from rpcbench.base.rebuild import set_field, story, words
+from rpcbench.base.futures import Future, release_slot
+from rpcbench.base.rebuild import format_traceback, format_value, set_field
 from rpcbench.protocol import effects as fx
 from rpcbench.runtime import gpus
-from rpcbench.runtime.handles import site_of
+from rpcbench.runtime.handles import resolve_site
 from rpcbench.runtime.interceptors import AgentHooks, Interceptors
-from rpcbench.runtime.locked_node import EffectTable, LockedNode, interruptible
+from rpcbench.runtime.locked_node import EffectTable, LockedNode, is_interruptible
 from rpcbench.runtime.members import Members
 from rpcbench.runtime.pool import CountedCall, Pool
 from rpcbench.runtime.requests import PendingCalls
@@ -72,7 +72,7 @@ class _Running(NamedTuple):
 _running: ContextVar[_Running | None] = ContextVar("rpcbench_running", default=None)
 
 
-def caller() -> int:
+def caller_id() -> int:
     """Return the id of the worker that made the call on this thread. RuntimeError outside of a call."""
     running = _running.get()
     if running is None:
@@ -101,7 +101,7 @@ class DeferredResult:
         self.future: Any = future
 
 
-def serve(agent: Server, source: int, message: Call | Create | Fetch) -> None:
+def serve_request(agent: Server, source: int, message: Call | Create | Fetch) -> None:
     """Serve a request of `source`, and reply."""
     if isinstance(message, Fetch):
         _serve_fetch(agent, source, message)
@@ -135,7 +135,7 @@ def end_fork(agent: Server, error: BaseException | None) -> None:
         return
     code = 1
     try:
-        status = error.code if isinstance(error, SystemExit) else story(error) if error else None
+        status = error.code if isinstance(error, SystemExit) else format_traceback(error) if error else None
         code = status & 0xFF if isinstance(status, int) else int(status is not None)
         if status is not None and not isinstance(status, int):
             _write_marked(agent.name, str(status))
@@ -154,11 +154,11 @@ def _write_marked(name: str, text: str) -> None:
 
 def _run_call(agent: Server, source: int, message: Call | Create) -> Any:
     scope, values = message.scope, agent.values
-    function, args, kwargs = values.unpack(source, message.body, message.forks, scope, False)
+    function, args, kwargs = values.unpack_message(source, message.body, message.forks, scope, False)
     if scope is None and not values.around:
         result = function(*args, **kwargs)
     else:
-        with values.inside(scope.context if scope else None):
+        with values.enter_context(scope.context if scope else None):
             result = function(*args, **kwargs)
     if type(result) is DeferredResult or getattr(function, ASYNC_MARK, None) is None:
         return result
@@ -179,7 +179,7 @@ def _answer_later(agent: Server, source: int, message: Call | Create, done: torc
 
 def _answer_call(agent: Server, source: int, message: Call | Create, value: Any) -> None:
     if isinstance(message, Create):
-        agent.values.made(message.rref, value, None)
+        agent.values.resolve_value(message.rref, value, None)
         agent.reply(source, message.call, Result(message.call, (), None, EMPTY))
         return
     _send_value(agent, source, message, value)
@@ -189,9 +189,9 @@ def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -
     label = "to_here" if isinstance(message, Fetch) else message.label
     call, scope = message.call, message.scope
     try:
-        body, forks, scope = agent.values.pack(source, value, label, scope.context if scope else None)
+        body, forks, scope = agent.values.pack_reply(source, value, label, scope.context if scope else None)
     except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
-        agent.reply(source, call, failure(agent, call, error))
+        agent.reply(source, call, make_failure(agent, call, error))
         return
     agent.reply(source, call, new_tuple(Result, (call, forks, scope, body)))
 
@@ -201,52 +201,52 @@ def _send_failure(agent: Server, source: int, message: Call | Create, error: Bas
     for handler in agent.hooks.on_error:
         handler(error)
     if isinstance(message, Create):
-        agent.values.made(message.rref, None, stored(agent, error))
-    agent.reply(source, message.call, failure(agent, message.call, error))
+        agent.values.resolve_value(message.rref, None, make_stored_error(agent, error))
+    agent.reply(source, message.call, make_failure(agent, message.call, error))
 
 
 def _serve_fetch(agent: Server, source: int, message: Fetch) -> None:
-    value: Future[Any] = agent.values.owned(message.rref)
+    value: Future[Any] = agent.values.owned_future(message.rref)
 
     def ready(done: torch.futures.Future[Any]) -> None:
         try:
             result = done.value()
         except Exception as error:  # noqa: BLE001  (as above)
-            agent.reply(source, message.call, failure(agent, message.call, error))
+            agent.reply(source, message.call, make_failure(agent, message.call, error))
         else:
             _send_value(agent, source, message, result)
 
     value.add_done_callback(ready)
 
 
-def failure(agent: Server, call: int, error: BaseException) -> Failure:
+def make_failure(agent: Server, call: int, error: BaseException) -> Failure:
     """Make a message of an exception: the exception itself if its class can be pickled, and always its text."""
     body = agent.values.codec.encode_error(error) if isinstance(error, Exception) else EMPTY
-    return Failure(call, type(error).__name__, story(error), body)
+    return Failure(call, type(error).__name__, format_traceback(error), body)
 
 
-def stored(agent: Server, error: BaseException) -> Exception:
+def make_stored_error(agent: Server, error: BaseException) -> Exception:
     """Make an error to keep as a value: its traceback as text, and no frames, which would keep variables alive."""
-    kept = error if isinstance(error, Exception) else RuntimeError(words(error))
-    set_field(kept, "__cause__", RemoteError(agent.name, story(error)))
+    kept = error if isinstance(error, Exception) else RuntimeError(format_value(error))
+    set_field(kept, "__cause__", RemoteError(agent.name, format_traceback(error)))
     return kept.with_traceback(None)
 
 
-def reraise(agent: Server, worker: str, answer: Failure) -> NoReturn:
+def raise_failure(agent: Server, worker: str, answer: Failure) -> NoReturn:
     """Raise the error in a Failure, with the remote traceback as its cause."""
     error: object = None
     if answer.body.payload:
         try:
-            error = agent.values.codec.decode(answer.body)
+            error = agent.values.codec.decode_value(answer.body)
         except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its text can be shown)
             error = None
     if not isinstance(error, Exception):
-        told = (
+        note = (
             f"{answer.type} on {worker}, which cannot be rebuilt here. Original exception on remote side was:\n"
             f"{answer.text}"
         )
         lost = answer.type == ConnectionLostError.__name__  # the reply itself was lost
-        error = ConnectionLostError(answer.text) if lost else RpcError(told)
+        error = ConnectionLostError(answer.text) if lost else RpcError(note)
     raise error from RemoteError(worker, answer.text)
 
 
@@ -254,14 +254,14 @@ class MessageDispatcher:
     """Dispatches the messages of one agent. `run` runs a call on this thread."""
 
     def __init__(self, agent: Server, effects: EffectTable, pool: Pool) -> None:
-        self.run: Callable[[int, Any], object] = partial(serve, agent)
+        self.run: Callable[[int, Any], object] = partial(serve_request, agent)
         self._agent = agent
         self._pool = pool
-        effects.register(fx.Enqueue, lambda effect: pool.submit(lambda: self._begin_call(effect)))
+        effects.register(fx.Enqueue, lambda effect: pool.submit_call(lambda: self._begin_call(effect)))
         effects.register(fx.Run, lambda effect: self.run(effect.source, effect.message))
         effects.register(fx.Resolve, lambda effect: self._answered(effect.source, effect.answer))
 
-    def deliver(self, source: int, seq: int, message: m.Message) -> None:
+    def deliver_message(self, source: int, seq: int, message: m.Message) -> None:
         kind = type(message)
         if kind is m.Result:
             if self._resolve_fast(source, seq, message):
@@ -270,55 +270,57 @@ class MessageDispatcher:
             if self._take_call(source, seq, message):
                 return
         elif kind is m.Report:  # `explained` may block until the exit status is known
-            self._pool.spawn(lambda: self._handle_message(source, seq, self._agent.member_table.explained(message)))
+            self._pool.spawn_job(
+                lambda: self._handle_message(source, seq, self._agent.member_table.explain_report(message))
+            )
             return
         self._handle_message(source, seq, message)
 
     def _handle_message(self, source: int, seq: int, message: m.Message) -> None:
         now = self._agent.links.clock()
-        self._agent.machine.feed(lambda node: node.handle(source, seq, message, now))
+        self._agent.machine.feed_event(lambda node: node.handle_message(source, seq, message, now))
 
     def _begin_call(self, effect: fx.Enqueue) -> None:
         if not self._agent.ready.is_set():  # the caller may have seen the complete world before this member
-            with blocked():
+            with release_slot():
                 self._agent.ready.wait()
         now = self._agent.links.clock()
-        self._agent.machine.feed(lambda node: node.begin(effect.source, effect.call, now))
+        self._agent.machine.feed_event(lambda node: node.begin_serving(effect.source, effect.call, now))
 
     def _answered(self, source: int, answer: m.Result | m.Failure) -> None:
         """Resolve a pending call with its reply."""
         if isinstance(answer, m.Result):
             # Forks and autograd scopes must reach the protocol, even if no thread asks for the values.
             lazy = not answer.forks and answer.scope is None
-            asked = self._agent.pending.asked(answer.call) if answer.forks else None
-            self._agent.pending.finish(answer.call, partial(self._decode_result, source, answer, asked), lazy)
+            asked = self._agent.pending.find_future(answer.call) if answer.forks else None
+            self._agent.pending.resolve_call(answer.call, partial(self._decode_result, source, answer, asked), lazy)
         else:
-            name = self._agent.member_table.name
+            name = self._agent.member_table.member_name
             failure = answer
-            self._agent.pending.finish(failure.call, lambda: reraise(self._agent, name(source), failure))
+            self._agent.pending.resolve_call(failure.call, lambda: raise_failure(self._agent, name(source), failure))
 
-    def _decode_result(self, source: int, answer: m.Result, asked: Future[Any] | None) -> Any:
+    def _decode_result(self, source: int, answer: m.Result, future: Future[Any] | None) -> Any:
         if not answer.body.payload:
             return None
-        site = None if asked is None else site_of(asked.site)
-        return self._agent.values.unpack(source, answer.body, answer.forks, answer.scope, True, site)
+        site = None if future is None else resolve_site(future.site)
+        return self._agent.values.unpack_message(source, answer.body, answer.forks, answer.scope, True, site)
 
     # -- the fast path; False if nothing has been done, as if Ctrl-C could come between two steps
     def _take_call(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
         if not self._agent.ready.is_set():  # the caller may have seen the complete world first
             return False
-        calls = self._pool.let_in()
+        calls = self._pool.admit_call()
         if calls is None:  # not on a receive loop, or the pool is full
             return False
-        taken = self._agent.machine.take(source, seq, message, self._agent.links.clock())
+        taken = self._agent.machine.accept_request(source, seq, message, self._agent.links.clock())
         if taken:
             calls.append(CountedCall(self.run, source, message))
         else:
-            self._pool.end()  # gives the place back
+            self._pool.give_back_place()  # gives the place back
         return taken
 
     def _resolve_fast(self, source: int, seq: int, result: m.Result) -> bool:
-        if result.forks or interruptible() or not self._agent.machine.resolve(source, seq, result):
+        if result.forks or is_interruptible() or not self._agent.machine.accept_reply(source, seq, result):
             return False
         self._answered(source, result)
         return True

@@ -7,7 +7,7 @@ Guarantees
   in time, nearly all, leave nothing behind, so the table is as large as the number of calls in flight.
 - The heartbeat thread sends heartbeats to members on other hosts and runs the failure detector. It does nothing else,
   so users' functions cannot delay it. A world on one host has none: there the end of a process is always reported.
-- Memory that a training step frees stays with the process for the next step (`keep_what_is_freed`).
+- Memory that a training step frees stays with the process for the next step (`keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK = 16 << 20
 """Bytes. malloc accepts up to 32 MB, but eight threads would then keep 300 MB of freed memory."""
 
 
-def keep_what_is_freed() -> None:
+def keep_freed_memory() -> None:
     """Raise malloc's thresholds for this process, from now on. Takes some microseconds, and no memory."""
     # glibc's malloc maps large blocks, unmaps them when they are freed, and returns free memory at the heap's end. It
     # adapts its bounds: a mapped block that is freed makes its size the bound for mapping, and twice that the bound for
@@ -53,7 +53,7 @@ class Deadlines:
         self._at: dict[int, float] = {}  # no lock: each step is one of Python's
         self._next = math.inf  # earliest known; a thread that sets an earlier one must wake the maintenance thread
 
-    def set(self, call: int, at: float) -> bool:
+    def set_deadline(self, call: int, at: float) -> bool:
         """Set a deadline; return True if it is now the earliest, so the maintenance thread must wake."""
         self._at[call] = at
         if at >= self._next:
@@ -61,10 +61,10 @@ class Deadlines:
         self._next = at
         return True
 
-    def clear(self, call: int) -> None:
+    def clear_deadline(self, call: int) -> None:
         self._at.pop(call, None)
 
-    def pop_due(self, now: float) -> tuple[list[int], float | None]:
+    def pop_due_calls(self, now: float) -> tuple[list[int], float | None]:
         """Remove and return the calls that are due; and the seconds until the next look, None if none is needed."""
         self._next = math.inf  # first: a deadline set from here on wakes the thread again
         # A list of keys is atomic. Making a copy may collect garbage, whose finalizers let other threads run.
@@ -122,9 +122,9 @@ class MaintenanceThread:
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
 
-    def wake_in(self, call: int, now: float, seconds: float | None) -> None:
+    def schedule_wakeup(self, call: int, now: float, seconds: float | None) -> None:
         """Expire this call (TICK: tick the node) in `seconds` from `now`; None: never."""
-        if seconds is not None and self._deadlines.set(call, now + seconds):
+        if seconds is not None and self._deadlines.set_deadline(call, now + seconds):
             self.released.put(None)
 
     def flush_soon(self) -> None:
@@ -142,7 +142,7 @@ class MaintenanceThread:
             if self._release_forks(self._receive_notes(pause)):
                 self._stopped.wait(min(_NAP_SECONDS, self._run_due()))
             now = self._clock()
-            due, pause = self._deadlines.pop_due(now)
+            due, pause = self._deadlines.pop_due_calls(now)
             for call in due:
                 self._deadline_passed(call)
             if pause is None or now == before:  # a stopped clock: the thread that starts it again wakes this one
@@ -162,8 +162,10 @@ class MaintenanceThread:
         """Release the forks in the notes; return whether there were any notes but wake-ups."""
         if holds := [note for note in notes if isinstance(note, ReleaseToken)]:
             self.holds.difference_update(holds)
-            self._machine.feed(
-                lambda node: node.outcome(([], [one for hold in holds for one in node.rrefs.release(hold.fork)]))
+            self._machine.feed_event(
+                lambda node: node.process_outcome(
+                    ([], [one for hold in holds for one in node.rrefs.release_fork(hold.fork)])
+                )
             )
         return any(note is not None for note in notes)  # values in the notes are freed here, with the list
 
@@ -172,15 +174,15 @@ class MaintenanceThread:
         now = time.monotonic()
         if self._flush_at is not None and self._flush_at <= now:
             self._flush_at = None  # before the flush: messages held from now on need another one
-            self._peers.flush()
+            self._peers.flush_connections()
         if self._tidy_at <= now:
             self._tidy_at = now + TIDY_SECONDS
-            self._peers.tidy()
+            self._peers.free_idle_memory()
         at = self._flush_at
         return (self._tidy_at if at is None else min(at, self._tidy_at)) - now
 
     def _deadline_passed(self, call: int) -> None:
-        self._machine.feed(lambda node: node.tick() if call == TICK else node.expired(call))
+        self._machine.feed_event(lambda node: node.tick_delivery() if call == TICK else node.call_expired(call))
 
 
 class Heartbeat:
@@ -194,7 +196,7 @@ class Heartbeat:
         clock: Callable[[], float],
         suspected: Callable[[str, int, str], None],
     ) -> None:
-        self._life = FailureDetector(config.suspect_seconds, config.lost_seconds, config.stuck_seconds)
+        self._failure_detector = FailureDetector(config.suspect_seconds, config.lost_seconds, config.stuck_seconds)
         self._peers = peers
         self._clock = clock
         self._suspected = suspected
@@ -207,16 +209,16 @@ class Heartbeat:
         self._thread.start()
 
     def _heartbeat_loop(self) -> None:
-        while not self._stop.wait(self._life.period):
+        while not self._stop.wait(self._failure_detector.period):
             sounds: dict[int, SignsOfLife] = {}
-            for id_, connections in self._peers.far().items():
+            for id_, connections in self._peers.remote_connections().items():
                 for connection in connections:
                     connection.send_heartbeat()
                 silences = [silence for connection in connections if (silence := connection.silence()) is not None]
-                sounds[id_] = SignsOfLife(sum(c.heard for c in connections), min(silences, default=None))
-            for verdict in self._life.tick(self._clock(), sounds):
+                sounds[id_] = SignsOfLife(sum(c.bytes_received for c in connections), min(silences, default=None))
+            for verdict in self._failure_detector.judge_peers(self._clock(), sounds):
                 if verdict.kind == "lost":
-                    self._peers.give_up(verdict.peer, verdict.reason)
+                    self._peers.give_up_member(verdict.peer, verdict.reason)
                 else:
                     self._suspected(verdict.kind, verdict.peer, verdict.reason)
 

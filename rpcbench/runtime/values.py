@@ -27,7 +27,7 @@ from rpcbench.protocol import effects as fx
 from rpcbench.protocol.node import Node
 from rpcbench.runtime.handles import (
     CreationSite,
-    Home,
+    HandleRuntime,
     IncomingHandles,
     OutgoingHandles,
     RRefHandle,
@@ -37,7 +37,7 @@ from rpcbench.runtime.handles import (
     type_of,
 )
 from rpcbench.runtime.interceptors import AgentHooks, Recorder
-from rpcbench.runtime.locked_node import EffectTable, LockedNode, on_main_thread
+from rpcbench.runtime.locked_node import EffectTable, LockedNode, is_main_thread
 from rpcbench.runtime.pool import Job
 from rpcbench.serialization.pickler import Codec
 from rpcbench.serialization.tensor_types import CPU_ONLY, Route
@@ -55,12 +55,12 @@ def validate_device_maps(used: Iterable[str], maps: Mapping[str, Mapping[str, st
     return Devices(kind, count, tuple(map(Device, used)), lines)
 
 
-def map_between(source: Member, target: Member) -> Map:
+def device_map_between(source: Member, target: Member) -> Map:
     """Return the devices that tensors of `source` are sent to when it calls `target`."""
     return _device_maps_of(source).get(target.name, {})
 
 
-def problem(members: Sequence[Member], closed: bool) -> str | None:
+def find_map_error(members: Sequence[Member], closed: bool) -> str | None:
     """Return the first error in the device maps, or None. In an open world members named in a map may join later."""
     known = {member.name: member for member in members}
     return next((breach for member in members for breach in _device_map_errors(member, known, closed)), None)
@@ -135,11 +135,11 @@ class Routes:
         self._kept: dict[tuple[int, bool], Route] = {}  # (peer, reply?) → route
         self._files: dict[int, set[str]] = {}  # whose sources a peer has
 
-    def to(self, worker: int, answer: bool) -> Route:
+    def route_to(self, worker: int, answer: bool) -> Route:
         """Return the route of calls to a member, or of replies to its calls."""
         return self._kept.get((worker, answer)) or self._make_route(worker, answer)
 
-    def forget(self, worker: int) -> None:
+    def forget_member(self, worker: int) -> None:
         """Drop the routes of a member that has left; another process may take its place."""
         for answer in (False, True):
             self._kept.pop((worker, answer), None)
@@ -150,9 +150,9 @@ class Routes:
         if (files := self._files.get(worker)) is not None:
             files.clear()
 
-    def problem(self, closed: bool) -> str | None:
+    def device_map_error(self, closed: bool) -> str | None:
         """Return the error in the device maps of this world, None if there is none."""
-        return problem(list(self._current_members().values()), closed)
+        return find_map_error(list(self._current_members().values()), closed)
 
     def _make_route(self, worker: int, answer: bool) -> Route:
         members = self._current_members()
@@ -161,15 +161,15 @@ class Routes:
             return CPU_ONLY  # the call fails anyway: the peer has left
         files = self._files.setdefault(worker, set())
         if answer:
-            there = {target: source for source, target in map_between(other, me).items()}
+            there = {target: source for source, target in device_map_between(other, me).items()}
             route = Route(there, _refusal_text("Response", other.name), files)
         else:
-            route = Route(map_between(me, other), _refusal_text("Request", other.name), files)
+            route = Route(device_map_between(me, other), _refusal_text("Request", other.name), files)
         self._kept[worker, answer] = route
         return route
 
     def _current_members(self) -> dict[int, Member]:
-        return self._machine.ask(lambda node: dict(node.members.members))
+        return self._machine.read_node(lambda node: dict(node.members.members))
 
 
 def _refusal_text(direction: str, name: str) -> str:
@@ -186,13 +186,13 @@ PickledParts = tuple[Body, tuple[Fork, ...], "Scope | None"]
 CALL = ("function", "args", "kwargs")
 """The path to each part of a call, for errors."""
 
-_NAME = (int, int, int, int, str)  # types of the fields of an RRef name, see `named`
+_NAME = (int, int, int, int, str)  # types of the fields of an RRef name, see `make_named_handle`
 
 
 class ObjectStore:
     def __init__(
         self,
-        home: Home,
+        handle_runtime: HandleRuntime,
         machine: LockedNode,
         effects: EffectTable,
         spawn: Callable[[Job], None],
@@ -202,13 +202,15 @@ class ObjectStore:
     ) -> None:
         self.codec = Codec()
         self.recorder: Recorder | None = None
-        self.routes = Routes(home.id, machine)
+        self.routes = Routes(handle_runtime.id, machine)
         self.around = hooks.around
         self.remote_cell: Origin | None = None  # the cell that runs on the main thread here
-        self._agent = home
+        self._agent = handle_runtime
         self._machine = machine
         self._make = make
-        self._bare = IncomingHandles(home, (), self.handle, self.named)  # for messages without forks
+        self._bare = IncomingHandles(
+            handle_runtime, (), self.make_handle, self.make_named_handle
+        )  # for messages without forks
         self._clock = clock
         self._on_long = hooks.report_wait
         # Taken before the node's lock, so that the values kept here match the RRefs that the node owns.
@@ -216,7 +218,9 @@ class ObjectStore:
         self._kept: dict[Id, Future[Any]] = {}  # in use by other members
         self._sites: dict[Id, CreationSite] = {}  # creation sites of kept values made here
         self._known: weakref.WeakValueDictionary[Id, Future[Any]] = weakref.WeakValueDictionary()
-        effects.register(fx.Free, lambda e: home.released.put(self.forget(e.rref)))  # freed on the maintenance thread
+        effects.register(
+            fx.Free, lambda e: handle_runtime.released.put(self.forget_value(e.rref))
+        )  # freed on the maintenance thread
         effects.register(fx.ValueFailed, lambda effect: spawn(lambda: self.fail_value(effect.rref, effect.error)))
         effects.register(fx.OwnerLost, lambda effect: None)  # `living_owner` reads it from the node when it is needed
         effects.register(fx.BodyLost, lambda effect: self.routes.forget_sources(effect.to))
@@ -227,63 +231,66 @@ class ObjectStore:
     def pack_call(
         self, to: int, function: Any, args: tuple[Any, ...], kwargs: Any, label: str, keeps: list[RRefHandle]
     ) -> PickledParts:
-        """Pack a call. `keeps` gets the handles on values of `to`: they need no fork if the caller keeps them."""
+        """Pack a call. `keeps` gets the handles on values of `route_to`: they need no fork if the caller keeps them."""
         recorder, context = self.recorder, None
         if recorder is not None:
-            function, context = recorder.outgoing(function), recorder.current()
-        route, name_of = self.routes.to(to, False), partial(self._name_of, to, keeps)
+            function, context = recorder.wrap_function(function), recorder.current_context()
+        route, name_of = self.routes.route_to(to, False), partial(self._name_of, to, keeps)
         handles: list[RRefHandle] = []
-        encoded = None if kwargs or route.targets else self.codec.plain_call(function, args, name_of)  # the fast form
+        encoded = (
+            None if kwargs or route.targets else self.codec.encode_plain_call(function, args, name_of)
+        )  # the fast form
         if encoded is None:
             value, outgoing = (function, args, kwargs or {}), OutgoingHandles(self._agent, handles, name_of)
-            encoded = self.codec.fully(value, outgoing, CALL, route)
+            encoded = self.codec.encode_fully(value, outgoing, CALL, route)
         body, tensors = encoded
         # before the record: it refuses RRefs of lost owners
         forks = self._share_handles(handles, to) if handles else ()
         scope = None
         if recorder is not None and (context is not None or tensors):
             if context is not None:
-                scope = recorder.sending(context, tensors, to, label)
+                scope = recorder.record_send(context, tensors, to, label)
             else:
-                recorder.unrecorded(tensors, label)
+                recorder.note_unrecorded(tensors, label)
         return body, forks, scope
 
-    def pack(self, to: int, value: Any, label: str, context: int | None) -> PickledParts:
+    def pack_reply(self, to: int, value: Any, label: str, context: int | None) -> PickledParts:
         """Pack a reply, in that autograd context."""
-        route = self.routes.to(to, True)
+        route = self.routes.route_to(to, True)
         handles: list[RRefHandle] = []
-        encoded = None if route.targets else self.codec.plainly(value)
+        encoded = None if route.targets else self.codec.encode_plainly(value)
         if encoded is None:
-            encoded = self.codec.fully(value, OutgoingHandles(self._agent, handles, None), "result", route)
+            encoded = self.codec.encode_fully(value, OutgoingHandles(self._agent, handles, None), "result", route)
         body, tensors = encoded
         forks = self._share_handles(handles, to) if handles else ()
         scope = None
         if context is not None and self.recorder is not None:
-            scope = self.recorder.sending(context, tensors, to, label)
+            scope = self.recorder.record_send(context, tensors, to, label)
         return body, forks, scope
 
     def _name_of(self, to: int, keeps: list[RRefHandle], value: object) -> tuple[int | str, ...] | None:
-        """Return the name by which `to` finds an RRef that it owns, else None. The handle's fork outlives the call."""
+        """Return the name by which `route_to` finds an RRef that it owns, else None. The handle's fork outlives the
+        call."""
         if not isinstance(value, RRefHandle) or value._agent is not self._agent or (fork := value._fork) is None:
             return None
         if value._owner != to or to == self._agent.id:
             return None
         value._check_alive("fork an UserRRef")
-        user = self._machine.ask(lambda node: node.rrefs.users.get(fork))
+        user = self._machine.read_node(lambda node: node.rrefs.users.get(fork))
         if user is None:
             return None
         keeps.append(value)
-        return (*value._rref, user.life, value._type)
+        return (*value._rref, user.owner_incarnation, value._type)
 
     def _share_handles(self, handles: list[RRefHandle], to: int) -> tuple[Fork, ...]:
-        """Fork the RRefs for `to` in one step, and keep the values that are shared for the first time."""
+        """Fork the RRefs for `route_to` in one step, and keep the values that are shared for the first time."""
         now = self._clock()
         forks: list[Fork] = []
 
         def share(node: Node) -> None:
             for h in handles:
                 size, origin = new.get(h._rref, (None, None))
-                forks.append(node.rrefs.share(h._rref, h._fork, h._type, to, now, size, origin))
+                forks.append(node.rrefs.share_rref(h._rref, h._fork, h._type, to, now, size, origin))
 
         try:
             with self._lock:
@@ -297,17 +304,17 @@ class ObjectStore:
                         self._known[handle._rref] = self._kept[handle._rref] = handle._value
                         if handle._site is not None:
                             self._sites.setdefault(handle._rref, handle._site)
-                self._machine.ask(share)
+                self._machine.read_node(share)
         except RpcError:  # one of them is dead: take the forks of the others back
-            self._machine.feed(lambda node: node.unshared(forks))
+            self._machine.feed_event(lambda node: node.withdraw_forks(forks))
             self.routes.forget_sources(to)
             for handle in handles:  # those behind the dead one
                 if handle._value is not None:
-                    self.forget(handle._rref)
+                    self.forget_value(handle._rref)
             raise
         return tuple(forks)
 
-    def unpack(
+    def unpack_message(
         self,
         source: int,
         body: Body,
@@ -317,66 +324,72 @@ class ObjectStore:
         site: CreationSite | None = None,
     ) -> Any:
         """Unpack a call or a reply (`answer`), with handles for its RRefs and its tensors attached to the graph.
-        `site`: the line of the user's program that asked, as any thread may open the reply."""
+        `creation_site_of`: the line of the user's program that asked, as any thread may open the reply."""
         if not forks and scope is None and not (answer and body.tensors):
-            return self.codec.decode(body, self._bare)
-        make = partial(self.handle, site=site)
-        incoming = IncomingHandles(self._agent, forks, make, self.named) if forks else self._bare
+            return self.codec.decode_value(body, self._bare)
+        make = partial(self.make_handle, site=site)
+        incoming = IncomingHandles(self._agent, forks, make, self.make_named_handle) if forks else self._bare
 
-        def adopt(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        def adopt_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             if scope is None or self.recorder is None:
                 if answer and self.recorder is not None:
-                    self.recorder.unattached(tensors, source)
+                    self.recorder.note_unattached(tensors, source)
                 return tensors
-            return self.recorder.received(scope, tensors, source, self.routes.to(source, not answer))
+            return self.recorder.record_receive(scope, tensors, source, self.routes.route_to(source, not answer))
 
         try:
-            return self.codec.decode(body, incoming, adopt)
+            return self.codec.decode_value(body, incoming, adopt_tensors)
         finally:
             if forks:
-                unopened = incoming.unopened()
-                self._machine.feed(lambda node: node.opened(forks))
-                self._machine.feed(lambda node: node.dropped(unopened))
+                unopened = incoming.unopened_forks()
+                self._machine.feed_event(lambda node: node.body_opened(forks))
+                self._machine.feed_event(lambda node: node.body_dropped(unopened))
 
-    def asks(self, to: int, call: str) -> Scope | None:
+    def message_scope(self, to: int, call: str) -> Scope | None:
         """Return the scope of a message without values in the autograd context of this thread."""
-        context = self.recorder.current() if self.recorder is not None else None
-        return None if self.recorder is None or context is None else self.recorder.sending(context, [], to, call)
+        context = self.recorder.current_context() if self.recorder is not None else None
+        return None if self.recorder is None or context is None else self.recorder.record_send(context, [], to, call)
 
-    def inside(self, context: int | None) -> AbstractContextManager[None]:
+    def enter_context(self, context: int | None) -> AbstractContextManager[None]:
         """Enter the autograd context, if any, and those of `around`, for a function that a message asked for."""
-        inner = contextlib.nullcontext() if context is None or self.recorder is None else self.recorder.inside(context)
+        inner = (
+            contextlib.nullcontext()
+            if context is None or self.recorder is None
+            else self.recorder.enter_context(context)
+        )
         return _nest_contexts(inner, *(enter() for enter in self.around)) if self.around else inner
 
     # -- handles
-    def handle(self, fork: Fork, site: CreationSite | None = None) -> RRefHandle:
-        """Make a handle on a fork that a message brought; `site`: see `unpack`."""
+    def make_handle(self, fork: Fork, site: CreationSite | None = None) -> RRefHandle:
+        """Make a handle on a fork that a message brought; `creation_site_of`: see `unpack_message`."""
         if fork.owner == self._agent.id:
-            return self._make_located_handle(fork.rref, fork.owner, None, self.owned(fork.rref), fork.type, site)
+            return self._make_located_handle(fork.rref, fork.owner, None, self.owned_future(fork.rref), fork.type, site)
         return self._make_located_handle(fork.rref, fork.owner, fork.fork, None, fork.type, site)
 
-    def named(self, worker: int, serial: int, incarnation: int, life: int, type_: str) -> RRefHandle:
+    def make_named_handle(
+        self, worker: int, serial: int, incarnation: int, owner_incarnation: int, type_: str
+    ) -> RRefHandle:
         """Make a handle on a value owned here, by its name in a message. ProtocolError for an invalid name."""
-        if tuple(map(type, (worker, serial, incarnation, life, type_))) != _NAME:
+        if tuple(map(type, (worker, serial, incarnation, owner_incarnation, type_))) != _NAME:
             raise ProtocolError("a message contains an invalid name of an RRef")
         rref = Id(worker, serial, incarnation)
-        if life != self._agent.incarnation:
+        if owner_incarnation != self._agent.incarnation:
             raise WorkerLostError(
                 f"the value of RRef {rref} was lost with the worker that held it, before the one that runs here now"
             )
-        return self._make(self._agent, rref, self._agent.id, None, self.here(rref), type_)
+        return self._make(self._agent, rref, self._agent.id, None, self.live_future(rref), type_)
 
-    def first(self, to: int, label: str) -> RRefHandle:
-        """Make a handle on a value that `to` is about to make, as its first user."""
-        rref, fork = self._machine.ask(lambda node: node.rrefs.create_user(to, label))
-        return self._make_located_handle(rref, to, fork, self.owned(rref) if to == self._agent.id else None, "")
+    def make_first_handle(self, to: int, label: str) -> RRefHandle:
+        """Make a handle on a value that `route_to` is about to make, as its first user."""
+        rref, fork = self._machine.read_node(lambda node: node.rrefs.create_user(to, label))
+        return self._make_located_handle(rref, to, fork, self.owned_future(rref) if to == self._agent.id else None, "")
 
-    def keep(self, value: Any) -> RRefHandle:
+    def make_owner_handle(self, value: Any) -> RRefHandle:
         """Make a handle on a value of this process, as its owner."""
         future: Future[Any] = Future()
         future.set_result(value)
-        future.origin = self.cell()  # type: ignore[attr-defined]
-        rref = self._machine.ask(lambda node: node.rrefs.new_id())
+        future.origin = self.current_cell()  # type: ignore[attr-defined]
+        rref = self._machine.read_node(lambda node: node.rrefs.new_id())
         return self._make_located_handle(rref, self._agent.id, None, future, type_of(value))
 
     def _make_located_handle(
@@ -388,30 +401,31 @@ class ObjectStore:
         type_: str,
         site: CreationSite | None = None,
     ) -> RRefHandle:
-        """Make a handle that remembers `site`, or the current line of the user's program."""
+        """Make a handle that remembers `creation_site_of`, or the current line of the user's program."""
         handle = self._make(self._agent, rref, owner, fork, value, type_)
         handle._site = site or creation_site()
         return handle
 
-    def confirmed(self, fork: Id | None) -> bool:
+    def is_confirmed(self, fork: Id | None) -> bool:
         """Return whether the owner has confirmed a fork held here."""
 
-        def known(node: Node) -> bool:
+        def is_fork_confirmed(node: Node) -> bool:
             user = node.rrefs.users.get(fork) if fork is not None else None
             return user is None or user.confirmed
 
-        return self._machine.ask(known)
+        return self._machine.read_node(is_fork_confirmed)
 
     # -- owned values
-    def owned(self, rref: Id) -> Future[Any]:
+    def owned_future(self, rref: Id) -> Future[Any]:
         """Return the future of a value that this member owns; the value may not be made yet."""
         with self._lock:
             return self._future_of_value(rref)
 
-    def here(self, rref: Id) -> Future[Any]:
-        """Do as `owned` for a value named by a call. RpcError if it was released: no caller that waits allows that."""
+    def live_future(self, rref: Id) -> Future[Any]:
+        """Do as `owned_future` for a value named by a call. RpcError if it was released: no caller that waits allows
+        that."""
         with self._lock:
-            if self._machine.ask(lambda node: node.rrefs.named(rref)):
+            if self._machine.read_node(lambda node: node.rrefs.note_reference(rref)):
                 return self._future_of_value(rref)
         raise RpcError(f"the value of RRef {rref} has been released: its caller released it, or no longer waits")
 
@@ -422,61 +436,61 @@ class ObjectStore:
         self._kept[rref] = future
         return future
 
-    def made(self, rref: Id, value: Any, error: Exception | None) -> None:
+    def resolve_value(self, rref: Id, value: Any, error: Exception | None) -> None:
         """Resolve an owned value: its function has returned, or raised."""
-        future = self.owned(rref)
+        future = self.owned_future(rref)
         self._report_value(rref, value, error)
         if error is None:
             future.set_result(value)
         else:
             future.set_exception(error)
-        self.forget(rref)  # unless it is still in use
+        self.forget_value(rref)  # unless it is still in use
 
     def fail_value(self, rref: Id, error: Exception) -> None:
         """Fail an owned value that no call will make. If a handle here has kept the value, late users still get it."""
-        outcome = self.owned(rref).outcome()
+        outcome = self.owned_future(rref).known_outcome()
         if outcome is None:
-            self.made(rref, None, error)
+            self.resolve_value(rref, None, error)
         else:
             self._report_value(rref, *outcome)
-            self.forget(rref)
+            self.forget_value(rref)
 
     def _report_value(self, rref: Id, value: Any, error: BaseException | None) -> None:
         type_, size = (type_of(value), size_of(value)) if error is None else ("", None)
-        self._machine.ask(lambda node: node.rrefs.value_set(rref, type_, error is not None, size))
+        self._machine.read_node(lambda node: node.rrefs.creation_finished(rref, type_, error is not None, size))
 
-    def forget(self, rref: Id) -> Future[Any] | None:
+    def forget_value(self, rref: Id) -> Future[Any] | None:
         """Drop a value that is no longer used; it is freed with the result of this function."""
         with self._lock:
-            if self._machine.ask(lambda node: rref in node.rrefs.owned):
+            if self._machine.read_node(lambda node: rref in node.rrefs.owned):
                 return None  # used again meanwhile
             self._sites.pop(rref, None)
             return self._kept.pop(rref, None)
 
-    def present(self) -> list[Any]:
+    def present_values(self) -> list[Any]:
         """Return the existing values that other members use. Runs no user code and takes no lock."""
-        outcomes = [future.outcome() for future in list(self._kept.values())]
+        outcomes = [future.known_outcome() for future in list(self._kept.values())]
         return [outcome[0] for outcome in outcomes if outcome is not None and outcome[1] is None]
 
-    def rref_of(self, future: Future[Any]) -> Id | None:
+    def find_rref(self, future: Future[Any]) -> Id | None:
         """Return the RRef of this future, if this member owns it and others use it."""
         with self._lock:
             return next((rref for rref, other in self._kept.items() if other is future), None)
 
-    def cell(self) -> Origin | None:
+    def current_cell(self) -> Origin | None:
         """Return the cell that runs on this thread, if it is the main thread of the notebook or of a worker."""
-        if not on_main_thread():
+        if not is_main_thread():
             return None
         return notebook_cell() if self._agent.id == 0 else self.remote_cell
 
-    def site(self, rref: Id) -> CreationSite | None:
+    def creation_site_of(self, rref: Id) -> CreationSite | None:
         """Return where a value in use by others was made; None if not here."""
         with self._lock:
             return self._sites.get(rref)
 
 
 def _size_and_origin(value: Future[Any]) -> tuple[int | None, Origin | None]:
-    """Return size and origin of a value that `keep` was given."""
+    """Return size and origin of a value that `make_owner_handle` was given."""
     return (size_of(value.value()), value.origin) if hasattr(value, "origin") else (None, None)
 
 

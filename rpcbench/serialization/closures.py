@@ -39,9 +39,15 @@ import torch
 
 from rpcbench.base.errors import SerializationError
 from rpcbench.base.sources import CodeSource, keep_source
-from rpcbench.serialization.importable import fingerprint, importable, in_main, load_packages_of, path_of
+from rpcbench.serialization.importable import (
+    content_fingerprint,
+    find_in_main,
+    is_importable,
+    load_packages_of,
+    module_path,
+)
 from rpcbench.serialization.main_module import put_copy
-from rpcbench.serialization.tensor_types import CPU, Route, here
+from rpcbench.serialization.tensor_types import CPU, Route, local_device
 
 
 def tensor_slot(index: int) -> NoReturn:
@@ -81,7 +87,7 @@ class MissingCodeError(SerializationError, AttributeError):
     """A function or class was sent by name, and the receiver does not have it. Both sides need the same modules."""
 
     @classmethod
-    def about(cls, error: Exception) -> MissingCodeError:
+    def from_error(cls, error: Exception) -> MissingCodeError:
         """Return the error for a look-up that failed."""
         remedy = ""
         if isinstance(error, ModuleNotFoundError) and error.name:
@@ -111,7 +117,7 @@ class CodeCache:
         self._classes: weakref.WeakValueDictionary[bytes, type] = weakref.WeakValueDictionary()  # by mark
         self._copies: weakref.WeakSet[Any] = weakref.WeakSet()  # received; all others are this process's own
 
-    def tag(self, value: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    def tag_reduction(self, value: Any, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
         """Change cloudpickle's reduction of `value` so that the receiver's CodeCache decides on the object."""
         version = self._version_of_code(value)
         if version is None:
@@ -154,7 +160,7 @@ class CodeCache:
             return version
         name = value.__qualname__
         if sys.modules.get(value.__module__) is sys.modules.get("__main__") and _code_in_main(name) is value:
-            version = _Version(name, fingerprint(value))
+            version = _Version(name, content_fingerprint(value))
         elif isinstance(value, type):
             version = _Version("", os.urandom(16))
         else:
@@ -167,7 +173,7 @@ class CodeCache:
 
 def _code_in_main(name: str) -> Any:
     """Return the object of `__main__` under this name, of a class method its function."""
-    found = in_main(name)
+    found = find_in_main(name)
     return found.__func__ if isinstance(found, MethodType) else found
 
 
@@ -193,7 +199,7 @@ class _MainGlobal:
 
 
 def _main_global(name: str, kind: str) -> Any:
-    found = in_main(name)
+    found = find_in_main(name)
     if found is None:
         raise MissingCodeError(
             f"a function uses the global {name!r} of __main__, a threading.{kind}, which cannot be sent, and __main__ "
@@ -237,7 +243,7 @@ def _class_skeleton(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def reduce_method(method: MethodType) -> Any:
     """Reduce a bound method: by its name, but for a class by value, whose members may arrive after the method."""
     holder = method.__self__
-    if importable(holder if isinstance(holder, type) else type(holder)):
+    if is_importable(holder if isinstance(holder, type) else type(holder)):
         return NotImplemented
     return MethodType, (method.__func__, holder)
 
@@ -246,14 +252,14 @@ def reduce_python_module(module: ModuleType) -> Any:
     """Reduce a module: by its name, or by its path from a module that can be imported; else by value."""
     if module.__name__ in sys.modules:
         return _module_named, (module.__name__,)
-    if path := path_of(module):
+    if path := module_path(module):
         return _find_named, path
     return cloudpickle.Pickler.dispatch_table[ModuleType](module)
 
 
-def reduce_cached(value: Any) -> Any:
+def reduce_lru_cache(value: Any) -> Any:
     """Reduce a `functools.lru_cache` to its function and settings, without its content."""
-    if importable(value):
+    if is_importable(value):
         return NotImplemented
     settings = value.cache_parameters()
     return _make_cached, (value.__wrapped__, settings["maxsize"], settings["typed"])
@@ -272,13 +278,13 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
 
 def reduce_new_type(value: Any) -> Any:
     """Reduce a `typing.NewType`, by name if it can be imported."""
-    if importable(value):
+    if is_importable(value):
         return value.__qualname__
     return _new_type, (value.__qualname__, value.__module__, value.__supertype__)
 
 
 def _new_type(name: str, module: str, kind: Any) -> Any:
-    own = in_main(name)
+    own = find_in_main(name)
     if isinstance(own, typing.NewType) and own.__supertype__ is kind:
         return own
     made: Any = typing.NewType(name, kind)  # type: ignore[misc]
@@ -342,7 +348,7 @@ class SentFunction:
 def reduce_function(function: Any) -> tuple[Any, ...]:
     """Reduce a `torch.jit.ScriptFunction`, by name if it can be imported."""
     python = getattr(function, "_torchdynamo_inline", None)  # the Python function that it was compiled from
-    if python is not None and importable(python, function):
+    if python is not None and is_importable(python, function):
         return _find_named, (python.__module__, python.__qualname__)
     arguments = function.schema.arguments
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
@@ -357,7 +363,7 @@ def reduce_module(module: torch.jit.ScriptModule, route: Route) -> tuple[Any, ..
         raise SerializationError(
             f"a script module with tensors on {', '.join(sorted(map(str, used)))} cannot be sent: move it to one device"
         )
-    target = route.target(used.pop()) if used else None
+    target = route.target_device(used.pop()) if used else None
     saved = module.save_to_buffer()  # as torch.jit.save, but without its warning
     return _load_module, (pickle.PickleBuffer(saved), target)
 
@@ -367,14 +373,14 @@ def _module_named(name: str) -> ModuleType:
         load_packages_of(name)
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise MissingCodeError.about(error) from error
+        raise MissingCodeError.from_error(error) from error
 
 
 def _find_named(module: str, name: str) -> Any:
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
     except (AttributeError, ModuleNotFoundError) as error:
-        raise MissingCodeError.about(error) from error
+        raise MissingCodeError.from_error(error) from error
 
 
 @functools.lru_cache(_LOADED)
@@ -383,5 +389,5 @@ def _load_function(saved: bytes) -> Any:
 
 
 def _load_module(saved: Any, target: str | None) -> Any:
-    device = CPU if target is None else here(target)
+    device = CPU if target is None else local_device(target)
     return torch.jit.load(io.BytesIO(saved), map_location=device)  # type: ignore[no-untyped-call]

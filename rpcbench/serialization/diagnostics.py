@@ -1,14 +1,15 @@
 """Diagnostics of values that cannot be pickled, or that are larger than their sender may expect.
 
 Guarantees
-- `blame` names the part of a value that cannot be pickled. It descends from the value to the deepest part that fails
-  alone with the same error: through containers, attributes, closures and the globals that a function uses. It runs
-  only after pickling has failed, for about a second at most: the path may end early, but is never wrong.
+- `find_fault` names the part of a value that cannot be pickled. It descends from the value to the deepest part that
+  fails alone with the same error: through containers, attributes, closures and the globals that a function uses. It
+  runs only after pickling has failed, for about a second at most: the path may end early, but is never wrong.
 - `CapturedData` warns of large data that a function by value captures: a global of the notebook, a closure, a default.
   There is one warning per version of a function. No code of the user runs, and the number of steps is bounded: the
   size of a very large structure may be understated, never overstated.
 
-Both descend through `parts`, which are candidates: a class with its own way of pickling may not send some of them.
+Both descend through `iterate_parts`, which are candidates: a class with its own way of pickling may not send some of
+them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ import numpy as np
 import torch
 
 from rpcbench.base.errors import SerializationError
-from rpcbench.serialization.importable import importable
-from rpcbench.serialization.tensor_types import unsendable
+from rpcbench.serialization.importable import is_importable
+from rpcbench.serialization.tensor_types import unsendable_reason
 
 Part = tuple[str, object]
 
 
-def parts(value: object, path: str) -> Iterator[Part]:
+def iterate_parts(value: object, path: str) -> Iterator[Part]:
     """Yield the path to each part of a value, and the part."""
     match value:
         case list() | tuple() | collections.deque():
@@ -46,7 +47,7 @@ def parts(value: object, path: str) -> Iterator[Part]:
             yield from ((f"{path} (a key)", key) for key in value)
             yield from ((f"{path}[{key!r}]", part) for key, part in value.items())
         case FunctionType():
-            yield from ((f"{path} (its {where} {name!r})", part) for where, name, part in captured(value))
+            yield from ((f"{path} (its {where} {name!r})", part) for where, name, part in captured_objects(value))
         case MethodType():
             yield f"{path}.__self__", value.__self__
         case BaseException():
@@ -54,24 +55,24 @@ def parts(value: object, path: str) -> Iterator[Part]:
         case functools.partial():
             yield from ((f"{path}.{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
         case type():
-            if not importable(value):
+            if not is_importable(value):
                 yield from ((f"{path} (its {name!r})", member) for name, member in vars(value).items())
             return  # an importable class is sent by name, without its parts
         case torch.jit.ScriptModule():  # sent as one file
             return
-        case torch.Tensor() if unsendable(value):  # the tensor itself is at fault
+        case torch.Tensor() if unsendable_reason(value):  # the tensor itself is at fault
             return
     yield from ((f"{path}.{name}", part) for name, part in _attributes_of(value).items())
     yield f"{path} (its class)", type(value)
 
 
-def captured(function: FunctionType) -> Iterator[tuple[str, str, object]]:
+def captured_objects(function: FunctionType) -> Iterator[tuple[str, str, object]]:
     """Yield the objects that a function sent by value captures: the kind of place, the name there, and the object."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # the cell is still empty
             yield "closure's", name, cell.cell_contents
-    for name in dict.fromkeys(names_in(code)):
+    for name in dict.fromkeys(used_names(code)):
         if name in function.__globals__:
             yield "global", name, function.__globals__[name]
     defaults = function.__defaults__ or ()
@@ -79,12 +80,12 @@ def captured(function: FunctionType) -> Iterator[tuple[str, str, object]]:
     yield from (("default", name, part) for name, part in zip(names, defaults, strict=True))
 
 
-def names_in(code: CodeType) -> Iterator[str]:
+def used_names(code: CodeType) -> Iterator[str]:
     """Yield the names that a function uses, in its inner functions too."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from names_in(inner)
+            yield from used_names(inner)
 
 
 def _attributes_of(value: object) -> dict[str, Any]:
@@ -108,14 +109,14 @@ class CapturedData:
     def __init__(self) -> None:
         self._seen: weakref.WeakSet[CodeType] = weakref.WeakSet()
 
-    def look(self, function: FunctionType) -> None:
+    def check_function(self, function: FunctionType) -> None:
         """Warn at the first use of a function if an object that it captures is large."""
         if function.__code__ in self._seen:  # by code: a function that a loop makes again has the same
             return
         self._seen.add(function.__code__)
-        for where, name, part in captured(function):
+        for where, name, part in captured_objects(function):
             try:
-                size = weight(part)
+                size = data_size(part)
             except Exception:  # noqa: BLE001  (code of the user shows keys, and another thread may change a container)
                 continue
             if size >= WORTH_A_WARNING:
@@ -134,7 +135,7 @@ def refuse_suspended(value: Any) -> NoReturn:
     raise SerializationError(f"cannot pickle {type(value).__name__!r} object: {remedy}")
 
 
-def weight(value: object) -> int:
+def data_size(value: object) -> int:
     """Return the approximate size of a value's data in bytes."""
     return sum(itertools.islice(_part_sizes(value), _MOST_STEPS))
 
@@ -145,7 +146,7 @@ def _part_sizes(value: object) -> Iterator[int]:
     while ahead:
         part = ahead.pop()
         yield _own_size(part)
-        for _, inner in () if _by_name(part) else itertools.islice(parts(part, ""), _MOST_STEPS):
+        for _, inner in () if _by_name(part) else itertools.islice(iterate_parts(part, ""), _MOST_STEPS):
             if id(inner) not in seen:
                 seen.add(id(inner))
                 ahead.append(inner)
@@ -160,7 +161,7 @@ def _own_size(value: object) -> int:
 
 
 def _by_name(value: object) -> bool:
-    return isinstance(value, ModuleType) or (isinstance(value, FunctionType | type) and importable(value))
+    return isinstance(value, ModuleType) or (isinstance(value, FunctionType | type) and is_importable(value))
 
 
 def _warning_text(function: FunctionType, where: str, name: str, size: int) -> str:
@@ -185,7 +186,9 @@ _MOST_SECONDS = 1.0
 Problem = Callable[[object], Exception | None]
 
 
-def blame(value: object, label: str | tuple[str, ...], error: Exception, problem: Problem) -> tuple[str, Exception]:
+def find_fault(
+    value: object, label: str | tuple[str, ...], error: Exception, problem: Problem
+) -> tuple[str, Exception]:
     """Return the path to the part of `value` that is at fault, and the error. `error` is that of the whole value;
     `problem(part)` returns the error of a part alone, or None."""
     path, inner = _first_parts(value, label)
@@ -197,7 +200,7 @@ def blame(value: object, label: str | tuple[str, ...], error: Exception, problem
     while (found := _first_failing(inner, above, error, problem, budget)) is not None:
         path, part = found
         above[id(part)] = part
-        inner = parts(part, path)
+        inner = iterate_parts(part, path)
     return path, error
 
 
@@ -217,7 +220,7 @@ def _is_same_failure(failure: Exception | None, error: Exception) -> bool:
 
 def _first_parts(value: object, label: str | tuple[str, ...]) -> tuple[str, Iterator[Part]]:
     if isinstance(label, str):
-        return label, parts(value, label)
+        return label, iterate_parts(value, label)
     if not isinstance(value, tuple):
-        return "value", parts(value, "value")
+        return "value", iterate_parts(value, "value")
     return "value", iter(zip(label, value, strict=True))

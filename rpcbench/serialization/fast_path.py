@@ -2,7 +2,7 @@
 
 Such a payload is a pickle of protocol 3, by which it differs from all others. It holds a plain value, or for a call a
 tuple: module and name of the function, and its arguments, in which `(number,)` stands for a tensor of the table and a
-longer tuple is the name of an external that is not in the message. All values for which `encode` or `encode_call`
+longer tuple is the name of an external that is not in the message. All values for which `encode_plain` or `encode_call`
 returns None take the general path (`pickler`), also those of a class with a registered reducer.
 """
 
@@ -36,7 +36,7 @@ Find = Callable[[str, str], Any]
 """(module, name): returns the object there, imported if necessary; MissingCodeError if there is none."""
 
 
-def encode(value: Any) -> Encoded | None:
+def encode_plain(value: Any) -> Encoded | None:
     """Encode a plain value; None for any other."""
     if type(value) not in _DATA or (payload := _pickle_plain(value)) is None:
         return None
@@ -101,12 +101,12 @@ def is_ordinary(value: Any, reducers: Container[type]) -> bool:
     return type(value) is torch.Tensor and not vars(value) and torch.Tensor not in reducers
 
 
-def begins(payload: bytes) -> bool:
+def is_fast_payload(payload: bytes) -> bool:
     """Return whether a payload is of the fast path."""
     return payload[:2] == _BEGINS
 
 
-def opened(value: Any, received: list[torch.Tensor], find: Find, external: External | None = None) -> Any:
+def open_payload(value: Any, received: list[torch.Tensor], find: Find, external: External | None = None) -> Any:
     """Return the value, or the call (function, args, kwargs), of an unpickled payload. ProtocolError for any other."""
     if type(value) is not tuple:  # a plain value is never a tuple
         return value
@@ -125,16 +125,16 @@ def opened(value: Any, received: list[torch.Tensor], find: Find, external: Exter
 
 def _resolve_reference(received: list[torch.Tensor], external: External | None, part: tuple[Any, ...]) -> Any:
     """Return the tensor or external that a tuple among the arguments stands for."""
-    return external_of(external, part) if len(part) > 1 else tensor_of(received, *part)
+    return find_external(external, part) if len(part) > 1 else find_tensor(received, *part)
 
 
-def external_of(external: External | None, name: tuple[Any, ...]) -> Any:
+def find_external(external: External | None, name: tuple[Any, ...]) -> Any:
     if external is None:
         raise ProtocolError(f"a message mentions external {name}, where none can be")
     return external(*name)
 
 
-def tensor_of(received: list[torch.Tensor], number: int) -> torch.Tensor:
+def find_tensor(received: list[torch.Tensor], number: int) -> torch.Tensor:
     if not 0 <= number < len(received):
         raise ProtocolError(f"a message mentions tensor {number}, but has {len(received)}")
     return received[number]

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Set
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from rpcbench.serialization.diagnostics import names_in
-from rpcbench.serialization.importable import importable
+from rpcbench.serialization.diagnostics import used_names
+from rpcbench.serialization.importable import is_importable
 
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _MOST = 1000  # functions that are looked at
@@ -37,7 +37,7 @@ def module_functions(function: FunctionType) -> Iterator[FunctionType]:
             if used in seen:
                 continue
             seen.add(used)
-            if not importable(used):
+            if not is_importable(used):
                 ahead.append(used)
             elif _is_own(used.__module__):
                 yield used
@@ -58,7 +58,7 @@ def _functions_of(part: Any, names: Set[str]) -> Iterator[FunctionType]:
     if isinstance(part, FunctionType):
         yield part
     elif isinstance(part, type):
-        if _is_own(part.__module__) or not importable(part):
+        if _is_own(part.__module__) or not is_importable(part):
             members = [getattr(each, "__func__", each) for each in vars(part).values()]
             yield from (each for each in members if isinstance(each, FunctionType))
     elif isinstance(part, ModuleType) and _is_own(part.__name__):
@@ -71,7 +71,7 @@ _names: weakref.WeakKeyDictionary[CodeType, frozenset[str]] = weakref.WeakKeyDic
 
 def _names_in(code: CodeType) -> frozenset[str]:
     if (known := _names.get(code)) is None:
-        known = _names[code] = frozenset(names_in(code))
+        known = _names[code] = frozenset(used_names(code))
     return known
 
 

@@ -21,27 +21,27 @@ _INCIDENTAL = frozenset(  # members without meaning, or left by pickling itself
 )
 
 
-def importable(value: Any, made: Any = None) -> bool:
+def is_importable(value: Any, made: Any = None) -> bool:
     """Return whether a module other than `__main__` has this function or class, or `made` from it, under its name."""
     module = sys.modules.get(value.__module__)
     if module is None or module is sys.modules.get("__main__"):
         return False
-    return loaded(value, made)
+    return is_loaded(value, made)
 
 
-def loaded(value: Any, made: Any = None) -> bool:
+def is_loaded(value: Any, made: Any = None) -> bool:
     """Return whether its module, of any name, has this function or class, or `made` from it, under its name."""
     return _find_attribute(sys.modules.get(value.__module__), value.__qualname__) is (value if made is None else made)
 
 
-def in_main(name: str) -> Any:
+def find_in_main(name: str) -> Any:
     """Return the object that this process's `__main__` itself has under a qualified name; None if there is none."""
     first, _, rest = name.partition(".")
     found = vars(sys.modules["__main__"]).get(first)
     return _find_attribute(found, rest) if rest else found
 
 
-def path_of(module: ModuleType) -> tuple[str, str] | None:
+def module_path(module: ModuleType) -> tuple[str, str] | None:
     """Return an imported module and the path from there to a module that no import finds, but an attribute does, such
     as `torch._C._functions`. None for any other module."""
     name, path = module.__name__, ""
@@ -69,11 +69,11 @@ def load_packages_of(module: str) -> None:
         importlib.import_module(module[:end])
 
 
-def fingerprint(value: Any) -> bytes:
+def content_fingerprint(value: Any) -> bytes:
     """Return 16 bytes that are equal, in any process, for functions or classes of equal content."""
-    walk = _StructureHash()
-    walk.feed(value)
-    return walk.digest()
+    hasher = _StructureHash()
+    hasher.feed_value(value)
+    return hasher.digest()
 
 
 class _StructureHash:
@@ -86,7 +86,7 @@ class _StructureHash:
     def digest(self) -> bytes:
         return self._hash.digest()
 
-    def feed(self, value: Any) -> None:
+    def feed_value(self, value: Any) -> None:
         kind = type(value)
         if kind in _ATOMS:
             self._hash_words(kind.__name__, repr(value))
@@ -98,7 +98,7 @@ class _StructureHash:
             # with the count, different structures cannot hash alike
             self._hash_words(kind.__qualname__, str(len(parts)))
             for part in parts:
-                self.feed(part)
+                self.feed_value(part)
 
     def _hash_words(self, *words: str) -> None:
         self._hash.update("\0".join((*words, "")).encode("utf-8", "backslashreplace"))
@@ -111,13 +111,13 @@ def _parts_of_value(value: Any) -> Iterable[Any]:
         case dict():
             return [part for item in value.items() for part in item]
         case set() | frozenset():
-            return sorted(fingerprint(item) for item in value)  # the order of a set differs between processes
+            return sorted(content_fingerprint(item) for item in value)  # the order of a set differs between processes
         case CodeType():
             return _code_parts(value)
         case FunctionType():
-            return _module_and_name(value) if importable(value) else _function_parts(value)
+            return _module_and_name(value) if is_importable(value) else _function_parts(value)
         case type():
-            return _module_and_name(value) if importable(value) else _class_parts(value)
+            return _module_and_name(value) if is_importable(value) else _class_parts(value)
         case classmethod() | staticmethod():
             return (value.__func__,)
         case property():

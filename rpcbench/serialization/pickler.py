@@ -44,15 +44,15 @@ from rpcbench.serialization.closures import (
     CodeCache,
     MissingCodeError,
     is_dispatcher,
-    reduce_cached,
     reduce_cached_property,
     reduce_dispatcher,
+    reduce_lru_cache,
     reduce_new_type,
     replace_locks,
 )
-from rpcbench.serialization.diagnostics import CapturedData, blame, refuse_suspended
+from rpcbench.serialization.diagnostics import CapturedData, find_fault, refuse_suspended
 from rpcbench.serialization.fast_path import Encoded, has_name
-from rpcbench.serialization.importable import importable, load_packages_of, loaded
+from rpcbench.serialization.importable import is_importable, is_loaded, load_packages_of
 from rpcbench.serialization.main_module import annotated_globals, resolve_annotations
 from rpcbench.serialization.tensor_types import CPU_ONLY, Route
 from rpcbench.serialization.tensors import SMALL, Buffer
@@ -67,7 +67,7 @@ _MOST_ERROR = 16 << 20
 """Bytes of the pickle of an error, or of one of its parts, beyond which it is shortened."""
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     **cloudpickle.Pickler.dispatch_table.maps[0],
-    functools._lru_cache_wrapper: reduce_cached,
+    functools._lru_cache_wrapper: reduce_lru_cache,
     functools.cached_property: reduce_cached_property,
     typing.NewType: reduce_new_type,
     MethodType: closures.reduce_method,
@@ -104,11 +104,12 @@ def _register_reducer(kind: type, reducer: Callable[[Any], Any]) -> None:
 class Externals(Protocol):
     """Objects of another layer, such as RRefs, that messages carry outside of the pickle."""
 
-    def give(self, value: object) -> tuple[int | str, ...] | None:
+    def name_of_external(self, value: object) -> tuple[int | str, ...] | None:
         """Return the name of an external: `(number in the message,)`, or a longer tuple for one that is not in the
-        message; None for any other value. Called for most objects, so it is fast. If `encode` raises, none is sent."""
+        message; None for any other value. Called for most objects, so it is fast. If `encode_value` raises, none is
+        sent."""
 
-    def take(self, *name: Any) -> object:
+    def find_external(self, *name: Any) -> object:
         """Return the external of that name; ProtocolError if there is none."""
 
 
@@ -121,7 +122,7 @@ class Codec:
         self._captured = CapturedData()
         self._idle: list[_Pickler] = []  # picklers to reuse; one that works is not in the list, so each has one thread
 
-    def encode(
+    def encode_value(
         self,
         value: object,
         externals: Externals | None = None,
@@ -131,17 +132,20 @@ class Codec:
         """Return `value` as a body. SerializationError if a part of it cannot be sent. `label` names the value in
         errors, or, as a tuple, the items of a tuple. `route` maps devices. Tensors below 16 KB are copied; larger ones
         must not change until the body is sent."""
-        return (not route.targets and self.plainly(value)) or self.fully(value, externals, label, route)
+        return (not route.targets and self.encode_plainly(value)) or self.encode_fully(value, externals, label, route)
 
-    # -- the fast path of `encode`, for tensors on the CPU; None where the value needs the general path
-    def plainly(self, value: object) -> Encoded | None:
-        return fast_path.encode(value) or _encode_one_tensor(value)
+    # -- the fast path of `encode_value`, for tensors on the CPU; None where the value needs the general path
+    def encode_plainly(self, value: object) -> Encoded | None:
+        return fast_path.encode_plain(value) or _encode_one_tensor(value)
 
-    def plain_call(self, function: Any, args: tuple[Any, ...], name_of: fast_path.Name | None) -> Encoded | None:
-        """Encode a call without keyword arguments. `name_of`: as `Externals.give`, for externals sent by name alone."""
+    def encode_plain_call(self, function: Any, args: tuple[Any, ...], name_of: fast_path.Name | None) -> Encoded | None:
+        """Encode a call without keyword arguments. `name_of`: as `Externals.name_of_external`, for externals sent by
+        name alone."""
         return fast_path.encode_call(function, args, _REDUCERS, name_of)
 
-    def fully(self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route) -> Encoded:
+    def encode_fully(
+        self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route
+    ) -> Encoded:
         """Encode by the general path."""
         try:
             return self._pickle_body(value, externals, route)
@@ -149,7 +153,7 @@ class Codec:
             if isinstance(error, RpcError) and not isinstance(error, SerializationError):
                 raise  # an external cannot be sent, which is no fault of the value
             tried = replace(route, files=None)  # what is pickled on trial is not sent
-            path, cause = blame(value, label, error, lambda part: self._encoding_error(part, externals, tried))
+            path, cause = find_fault(value, label, error, lambda part: self._encoding_error(part, externals, tried))
             raise SerializationError(f"{path}: {_error_text(cause)}") from cause
 
     def _pickle_body(self, value: object, externals: Externals | None, route: Route) -> Encoded:
@@ -157,10 +161,10 @@ class Codec:
             pickler = self._idle.pop()
         except IndexError:
             pickler = _Pickler(self._code, self._captured)
-        payload, found, beside, files = pickler.pickled(value, externals, route)
+        payload, found, beside, files = pickler.pickle_value(value, externals, route)
         if len(payload) < _SHORT and not pickler.globals_ref:
             self._idle.append(pickler)  # not after an error, which may leave tensors in it
-        table, buffers = tensors.encode(found, route) if found else (b"", [])
+        table, buffers = tensors.encode_tensors(found, route) if found else (b"", [])
         if files and route.files is not None:
             route.files.update(files)
         return Body(payload, table, buffers + beside), found
@@ -170,7 +174,7 @@ class Codec:
         cannot be pickled are replaced by their `repr`. In an error of more than 16 MB each text is cut to
         `rebuild.MOST_TEXT` characters."""
         body = self._error_body(lambda: error)
-        return body or self._error_body(lambda: rebuild.shortened(error, self._shorten_part)) or EMPTY
+        return body or self._error_body(lambda: rebuild.shorten_error(error, self._shorten_part)) or EMPTY
 
     def _error_body(self, make: Callable[[], object]) -> Body | None:
         """Return the body of `make()`; None if it cannot be pickled, or is too large."""
@@ -185,8 +189,8 @@ class Codec:
         if isinstance(part, bytes):  # a UnicodeDecodeError cannot be made without bytes
             return part[: rebuild.MOST_TEXT]
         if type(part) is str:
-            return rebuild.cut(part)
-        return rebuild.words(part) if self._error_body(lambda: part) is None else part
+            return rebuild.cut_text(part)
+        return rebuild.format_value(part) if self._error_body(lambda: part) is None else part
 
     def _encoding_error(self, value: object, externals: Externals | None, route: Route) -> Exception | None:
         try:
@@ -195,7 +199,7 @@ class Codec:
             return error
         return None
 
-    def decode(
+    def decode_value(
         self,
         body: Body,
         externals: Externals | None = None,
@@ -205,15 +209,15 @@ class Codec:
         for a body that no codec has made, MissingCodeError if the value needs code that this process cannot import;
         errors of the value's own classes are passed on."""
         payload, table, buffers = body
-        received, used = tensors.decode(table, buffers) if table else ([], 0)
+        received, used = tensors.decode_tensors(table, buffers) if table else ([], 0)
         if adopt is not None:
             received = adopt(received)
         if received and payload in (_ALONE, _LISTED):  # the fast path of one tensor: nothing to unpickle
             return received[0] if payload == _ALONE else received[:1]
-        external = None if externals is None else externals.take
+        external = None if externals is None else externals.find_external
         try:
-            if fast_path.begins(payload):
-                return fast_path.opened(pickle.loads(payload), received, _find_object, external)
+            if fast_path.is_fast_payload(payload):
+                return fast_path.open_payload(pickle.loads(payload), received, _find_object, external)
             buffers = buffers[used:]
             unpickler = _Unpickler(io.BytesIO(payload), buffers=_writable_buffers(buffers) if buffers else None)
             unpickler.tables = None
@@ -272,7 +276,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files: set[str] = set()  # whose sources this message has
         self._route = CPU_ONLY
 
-    def pickled(
+    def pickle_value(
         self, value: object, externals: Externals | None, route: Route
     ) -> tuple[bytes, list[torch.Tensor], list[memoryview], set[str]]:
         """Return the pickle of a value, its tensors, its out-of-band buffers, and the files whose sources it has; the
@@ -298,30 +302,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.tensors.append(value)
             return closures.tensor_slot, (len(self.tensors) - 1,)
         if kind is FunctionType or issubclass(kind, type):
-            return NotImplemented if value is closures.tensor_slot or importable(value) else self._by_value(value)
+            return NotImplemented if value is closures.tensor_slot or is_importable(value) else self._by_value(value)
         # Some C functions of a module are methods of a class as well, by which pickle would look for them.
         if kind is BuiltinFunctionType and has_name(value):
             return value.__name__
         if issubclass(kind, torch.Tensor):
             return self._reduce_tensor(value, kind)
         if self._externals is not None:
-            name = self._externals.give(value)
+            name = self._externals.name_of_external(value)
             if name is not None:
                 return closures.external_slot, name
         if issubclass(kind, torch.jit.ScriptModule):
             return closures.reduce_module(value, self._route)
         if issubclass(kind, BaseException):
-            return rebuild.reduced(value) or NotImplemented
+            return rebuild.reduce_error(value) or NotImplemented
         return NotImplemented
 
     def _reduce_tensor(self, value: torch.Tensor, kind: type) -> Any:
-        if not tensor_types.fits(value):  # pickled as torch does, by its own `__reduce_ex__`
-            if reason := tensor_types.unsendable(value):
+        if not tensor_types.is_describable(value):  # pickled as torch does, by its own `__reduce_ex__`
+            if reason := tensor_types.unsendable_reason(value):
                 raise SerializationError(reason)
             return NotImplemented
         index = len(self.tensors)
         self.tensors.append(value)
-        state = tensor_types.state_of(value, kind)
+        state = tensor_types.subclass_state(value, kind)
         if state or kind not in tensor_types.ORDINARY:
             return closures.subclass_slot, (index, kind, state)
         return closures.tensor_slot, (index,)
@@ -336,12 +340,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced if source is None else (closures.make_code, (reduced[1], file, *source))
 
     def _by_value(self, value: Any) -> Any:
-        if value.__module__ == _SPAWNED and loaded(value):
+        if value.__module__ == _SPAWNED and is_loaded(value):
             return NotImplemented
         if type(value) is FunctionType:
             if is_dispatcher(value):
                 return reduce_dispatcher(value)
-            self._captured.look(value)
+            self._captured.check_function(value)
         reduced = super().reducer_override(value)
         if reduced is NotImplemented or len(reduced) < 6:  # it has no setter of members, so it is no code by value
             return reduced
@@ -350,7 +354,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             replace_locks(value, reduced)
         elif named := reduced[2][0].get("__annotations__"):
             reduced[2][0]["__annotations__"] = resolve_annotations(value, named)
-        return self._code.tag(value, reduced)
+        return self._code.tag_reduction(value, reduced)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -362,13 +366,13 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == closures.__name__ and name in closures.SLOTS:
             self.tables = self.tables or _Tables(*self.parts)
-            return self.tables.slot(name)
+            return self.tables.slot_method(name)
         try:
             if module not in sys.modules:
                 load_packages_of(module)
             return super().find_class(module, name)
         except (AttributeError, ModuleNotFoundError) as error:
-            raise MissingCodeError.about(error) from error
+            raise MissingCodeError.from_error(error) from error
 
 
 def _find_object(module: str, name: str) -> Any:
@@ -387,18 +391,18 @@ class _Tables:
         self._tensors = received
         self._external = external
 
-    def slot(self, name: str) -> Any:
+    def slot_method(self, name: str) -> Any:
         """Return the method for a name in `closures.SLOTS`."""
         return getattr(self._code if name in ("make_slot", "fill_slot") else self, name)
 
     def tensor_slot(self, index: int) -> torch.Tensor:
-        return fast_path.tensor_of(self._tensors, index)
+        return fast_path.find_tensor(self._tensors, index)
 
     def subclass_slot(self, index: int, kind: type[torch.Tensor], state: Any) -> torch.Tensor:
-        return tensor_types.dress(kind, self.tensor_slot(index), state)
+        return tensor_types.restore_subclass(kind, self.tensor_slot(index), state)
 
     def external_slot(self, *name: Any) -> object:
-        return fast_path.external_of(self._external, name)
+        return fast_path.find_external(self._external, name)
 
 
 def _writable_buffers(buffers: Sequence[Buffer]) -> Iterator[Buffer]:

@@ -34,7 +34,7 @@ class Route:
     refusal: str  # the advice in the error for a tensor on a device that is not mapped
     files: set[str] | None = None  # whose sources the worker has, so that each is sent once; None: it gets none
 
-    def target(self, device: torch.device) -> str | None:
+    def target_device(self, device: torch.device) -> str | None:
         """Return the name of the receiver's device; None: the CPU. SerializationError for a device without a route."""
         there = self.targets.get(device, CPU if device == CPU else None)
         if there is None:
@@ -53,18 +53,18 @@ def device_of(name: Name) -> torch.device:
     return device if device.index is not None else torch.device(device.type, 0)
 
 
-def fetched(storage: torch.UntypedStorage, start: int, size: int) -> torch.UntypedStorage:
+def copy_to_cpu(storage: torch.UntypedStorage, start: int, size: int) -> torch.UntypedStorage:
     """Copy bytes of a device's memory to the CPU."""
     window = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (size,), (1,))
     return window.cpu().untyped_storage()
 
 
-def placed(memory: bytearray | memoryview, device: torch.device) -> torch.UntypedStorage:
+def copy_to_device(memory: bytearray | memoryview, device: torch.device) -> torch.UntypedStorage:
     """Copy bytes to the memory of a device; for the CPU, return a storage over the same memory."""
     return torch.frombuffer(memory, dtype=torch.uint8).to(device).untyped_storage()
 
 
-def here(name: object) -> torch.device:
+def local_device(name: object) -> torch.device:
     """Return a device that a peer has named. ProtocolError for no device name, SerializationError if it is not here."""
     try:
         device = torch.device(str(name)) if type(name) is str else None
@@ -108,14 +108,14 @@ def sparse_notes(tensor: torch.Tensor) -> tuple[Notes, Parts]:
     return notes, [part(tensor) for part in SPARSE[layout][1]]
 
 
-def sparse(dtype: torch.dtype, shape: list[int], notes: Notes, parts: Parts) -> torch.Tensor:
+def make_sparse(dtype: torch.dtype, shape: list[int], notes: Notes, parts: Parts) -> torch.Tensor:
     """Make the sparse tensor of these notes and parts."""
     layout = notes["layout"]
     if layout not in SPARSE or len(parts) != len(SPARSE[layout][1]):
-        raise broken(f"there is no layout {layout!r} of {len(parts)} parts")
+        raise broken_table_error(f"there is no layout {layout!r} of {len(parts)} parts")
     *indices, values = parts
     if values.dtype is not dtype:
-        raise broken(f"a sparse tensor of {dtype} has values of {values.dtype}")
+        raise broken_table_error(f"a sparse tensor of {dtype} has values of {values.dtype}")
     if layout == "torch.sparse_coo":
         coalesced = bool(notes.get("coalesced"))
         return torch.sparse_coo_tensor(
@@ -127,7 +127,7 @@ def sparse(dtype: torch.dtype, shape: list[int], notes: Notes, parts: Parts) -> 
     )
 
 
-def integers(tensor: torch.Tensor) -> torch.Tensor:
+def integer_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a quantized tensor as integers."""
     plain = torch.empty(0, dtype=_INTEGERS[tensor.dtype], device=tensor.device)
     return plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -141,10 +141,10 @@ def quantizer_notes(tensor: torch.Tensor) -> tuple[Notes, Parts]:
     return {"quantizer": tensor.q_per_channel_axis()}, parts
 
 
-def quantized(plain: torch.Tensor, quantizer: Any, parts: Parts) -> torch.Tensor:
+def make_quantized(plain: torch.Tensor, quantizer: Any, parts: Parts) -> torch.Tensor:
     """Make the quantized tensor over the memory of these integers."""
     if plain.dtype not in QUANTIZED:
-        raise broken(f"a tensor of {plain.dtype} cannot be quantized")
+        raise broken_table_error(f"a tensor of {plain.dtype} cannot be quantized")
     if parts:
         made = _per_channel(plain, quantizer, parts)
     else:
@@ -157,9 +157,9 @@ def quantized(plain: torch.Tensor, quantizer: Any, parts: Parts) -> torch.Tensor
 
 def _per_channel(plain: torch.Tensor, axis: Any, parts: Parts) -> torch.Tensor:
     if type(axis) is not int or not 0 <= axis < plain.dim():
-        raise broken(f"a tensor of {plain.dim()} dimensions has no axis {axis!r}")
+        raise broken_table_error(f"a tensor of {plain.dim()} dimensions has no axis {axis!r}")
     if [list(part.shape) for part in parts] != [[plain.shape[axis]]] * 2:  # torch would read beyond them
-        raise broken(f"a quantizer does not fit {plain.shape[axis]} channels")
+        raise broken_table_error(f"a quantizer does not fit {plain.shape[axis]} channels")
     scales, zero_points = parts
     return torch._empty_per_channel_affine_quantized(
         [0] * plain.dim(),
@@ -171,7 +171,7 @@ def _per_channel(plain: torch.Tensor, axis: Any, parts: Parts) -> torch.Tensor:
     )
 
 
-def broken(what: str) -> ProtocolError:
+def broken_table_error(what: str) -> ProtocolError:
     """Make the error for a table that no sender of this version writes."""
     return ProtocolError(f"the peer sent a broken tensor table: {what}")
 
@@ -185,7 +185,7 @@ _TRACED = (
 _TRANSFORMED = "a tensor inside torch.vmap or a transform of torch.func cannot be sent: make the call outside"
 
 
-def fits(tensor: torch.Tensor) -> bool:
+def is_describable(tensor: torch.Tensor) -> bool:
     """Return whether a table can describe this tensor: no nested tensor, and no elements of less than a byte."""
     kind = type(tensor)
     if kind not in ORDINARY:  # no classes with data of their own: wrappers that dispatch, or with a `__reduce_ex__`
@@ -197,7 +197,7 @@ def fits(tensor: torch.Tensor) -> bool:
     return not tensor.is_nested
 
 
-def unsendable(tensor: torch.Tensor) -> str | None:
+def unsendable_reason(tensor: torch.Tensor) -> str | None:
     """Return why a tensor has no data that could be sent; None if it has."""
     if isinstance(tensor, FakeTensor | FunctionalTensor) or torch._is_functional_tensor(tensor):
         return _TRACED
@@ -212,12 +212,12 @@ def as_plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().as_subclass(torch.Tensor)
 
 
-def state_of(tensor: torch.Tensor, kind: type) -> Any:
-    """Return the state of a tensor besides its elements, for `dress`; empty for most."""
+def subclass_state(tensor: torch.Tensor, kind: type) -> Any:
+    """Return the state of a tensor besides its elements, for `restore_subclass`; empty for most."""
     return vars(tensor) if kind in ORDINARY else torch._utils._get_obj_state(tensor)  # type: ignore[no-untyped-call]
 
 
-def dress(kind: type[torch.Tensor], tensor: torch.Tensor, state: Any) -> torch.Tensor:
+def restore_subclass(kind: type[torch.Tensor], tensor: torch.Tensor, state: Any) -> torch.Tensor:
     """Return `tensor` as an instance of `kind` with this state."""
     if kind is not type(tensor):
         leaf, wanted = tensor.is_leaf, tensor.requires_grad

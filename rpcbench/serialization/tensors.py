@@ -29,7 +29,7 @@ import torch
 
 from rpcbench.base.errors import ProtocolError, SerializationError
 from rpcbench.serialization import tensor_types
-from rpcbench.serialization.tensor_types import CPU, CPU_ONLY, Route, broken, fetched
+from rpcbench.serialization.tensor_types import CPU, CPU_ONLY, Route, broken_table_error, copy_to_cpu
 from rpcbench.wire.encoding import encode_plain
 
 Entry = list[Any]
@@ -58,7 +58,7 @@ class _StorageSlice:
 
 
 class Storages:
-    """The storages of a message's tensors; `finish` decides which bytes are sent and completes the entries."""
+    """The storages of a message's tensors; `finish_storages` decides which bytes are sent and completes the entries."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
@@ -69,11 +69,11 @@ class Storages:
         self._buffers: list[memoryview] = []
         self._room = INLINE  # bytes left in the table for storages that are not small
 
-    def target(self, tensor: torch.Tensor) -> str | None:
+    def target_device(self, tensor: torch.Tensor) -> str | None:
         """Return the name of the tensor's device on the receiver; None: the CPU. SerializationError without a route."""
-        return self._route.target(tensor.device) if self._mapped or not tensor.is_cpu else None
+        return self._route.target_device(tensor.device) if self._mapped or not tensor.is_cpu else None
 
-    def place(self, entry: Entry, tensor: torch.Tensor) -> None:
+    def add_tensor(self, entry: Entry, tensor: torch.Tensor) -> None:
         """Add a strided tensor that is not empty, and the entry that describes it."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
@@ -95,7 +95,7 @@ class Storages:
         else:
             self._pieces.setdefault(address, []).append(_StorageSlice(entry, tensor, start, stop, dense))
 
-    def finish(self) -> tuple[list[Item], list[memoryview]]:
+    def finish_storages(self) -> tuple[list[Item], list[memoryview]]:
         """Return the storages and the out-of-band buffers."""
         for pieces in self._pieces.values():
             for group in _group_slices(pieces) if len(pieces) > 1 else (pieces,):
@@ -126,14 +126,14 @@ class Storages:
         packed = window.clone(memory_format=torch.contiguous_format)
         piece.entry[2] = len(self._items)
         steps = zip(packed.stride(), strides, strict=True)
-        note(piece.entry, "strides", [step if stride else 0 for step, stride in steps])
+        note_entry(piece.entry, "strides", [step if stride else 0 for step, stride in steps])
         self._store_range(tensor, packed.untyped_storage(), 0, piece.dense)
 
     def _store_range(self, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, stop: int) -> None:
         """Add bytes [start, stop) of a storage, which is on the tensor's device, to the message."""
-        size, target = stop - start, self.target(tensor)
+        size, target = stop - start, self.target_device(tensor)
         if not tensor.is_cpu:
-            storage, start = fetched(storage, start, size), 0
+            storage, start = copy_to_cpu(storage, start, size), 0
         item = self._store_bytes(storage, start, size)
         self._items.append(item if target is None else [item, target])
 
@@ -149,15 +149,15 @@ class Storages:
 def _note_strides(entry: Entry, tensor: torch.Tensor, start: int) -> tuple[int, int]:
     """Note the strides of a tensor; return the end of its bytes in the storage, and the bytes of its elements."""
     shape, strides, item = tensor.shape, tensor.stride(), tensor.element_size()
-    note(entry, "strides", list(strides))
+    note_entry(entry, "strides", list(strides))
     dense = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride)
-    return start + (last_index(shape, strides) + 1) * item, dense * item
+    return start + (last_element_index(shape, strides) + 1) * item, dense * item
 
 
 def _refer_to_storage(entry: Entry, number: int, start: int, tensor: torch.Tensor) -> None:
     entry[2] = number
     if start:
-        note(entry, "offset", start // tensor.element_size())
+        note_entry(entry, "offset", start // tensor.element_size())
 
 
 def _group_slices(pieces: list[_StorageSlice]) -> Iterator[list[_StorageSlice]]:
@@ -173,14 +173,14 @@ def _group_slices(pieces: list[_StorageSlice]) -> Iterator[list[_StorageSlice]]:
     yield group
 
 
-def note(entry: Entry, key: str, value: Any) -> None:
+def note_entry(entry: Entry, key: str, value: Any) -> None:
     """Add a note to an entry."""
     if len(entry) == 3:
         entry.append({})
     entry[3][key] = value
 
 
-def last_index(shape: Sequence[int], strides: Sequence[int]) -> int:
+def last_element_index(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return the index of the last element that a tensor without offset touches; the tensor is not empty."""
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
@@ -286,7 +286,7 @@ _MAX_DIMENSIONS = 64  # torch's own limit
 _MAX_SIZE = (1 << 63) - 1  # torch has signed 64-bit sizes
 
 
-def encode(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[bytes, list[memoryview]]:
+def encode_tensors(tensors: Sequence[torch.Tensor], route: Route = CPU_ONLY) -> tuple[bytes, list[memoryview]]:
     """Return the table and the out-of-band buffers: read-only views of memory that must not change until it is sent.
     SerializationError for a tensor without memory, or on a device without a route."""
     if not route.targets and (quickly := encode_dense(tensors)) is not None:
@@ -298,11 +298,11 @@ def _encode_general(tensors: Sequence[torch.Tensor], storages: Storages) -> tupl
     try:
         entries = [_encode_entry(tensor, storages) for tensor in tensors]
     except (NotImplementedError, RuntimeError) as error:  # torch's, for tensors without a storage
-        reason = next(filter(None, map(tensor_types.unsendable, tensors)), None)
+        reason = next(filter(None, map(tensor_types.unsendable_reason, tensors)), None)
         if isinstance(error, SerializationError) or reason is None:
             raise
         raise SerializationError(reason) from error
-    items, buffers = storages.finish()
+    items, buffers = storages.finish_storages()
     return encode_plain([items, entries]), buffers
 
 
@@ -311,38 +311,38 @@ def _encode_entry(tensor: torch.Tensor, storages: Storages) -> Entry:
     plain = tensor if kind in tensor_types.ORDINARY else tensor_types.as_plain_tensor(tensor)
     entry: Entry = [NAMES.get(plain.dtype), list(plain.shape), None]
     if tensor.requires_grad:
-        note(entry, "requires_grad", True)
+        note_entry(entry, "requires_grad", True)
     if kind is torch.nn.Parameter:
-        note(entry, "parameter", True)
+        note_entry(entry, "parameter", True)
     if plain.layout is not torch.strided:
         _add_parts(entry, *tensor_types.sparse_notes(plain.detach()), storages)
         return entry
     if plain.is_quantized:
         _add_parts(entry, *tensor_types.quantizer_notes(plain), storages)
-        plain = tensor_types.integers(plain)
+        plain = tensor_types.integer_memory(plain)
         entry[0] = NAMES[plain.dtype]
     if plain.is_conj():
-        note(entry, "conj", True)
+        note_entry(entry, "conj", True)
     if plain.is_neg():
-        note(entry, "neg", True)
+        note_entry(entry, "neg", True)
     if plain.is_meta:
-        note(entry, "device", "meta")
-        note(entry, "strides", list(plain.stride()))
+        note_entry(entry, "device", "meta")
+        note_entry(entry, "strides", list(plain.stride()))
     elif plain.numel():
-        storages.place(entry, plain)
-    elif target := storages.target(plain):
-        note(entry, "device", target)
+        storages.add_tensor(entry, plain)
+    elif target := storages.target_device(plain):
+        note_entry(entry, "device", target)
     return entry
 
 
 def _add_parts(entry: Entry, notes: tensor_types.Notes, parts: tensor_types.Parts, storages: Storages) -> None:
     for key, value in notes.items():
-        note(entry, key, value)
+        note_entry(entry, key, value)
     if parts:
-        note(entry, "parts", [_encode_entry(part, storages) for part in parts])
+        note_entry(entry, "parts", [_encode_entry(part, storages) for part in parts])
 
 
-def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int]:
+def decode_tensors(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor], int]:
     """Return the tensors of a table, and the count of buffers used. Writable buffers (16-byte aligned) become the
     tensors' memory; read-only ones are copied. ProtocolError for a table that no sender of this version writes,
     SerializationError for a device that this process does not have."""
@@ -351,11 +351,11 @@ def decode(table: bytes, buffers: Sequence[Buffer]) -> tuple[list[torch.Tensor],
         if (quickly := decode_dense(storages, entries, buffers)) is not None:
             return quickly
         reader = _Reader(storages, buffers)
-        return [reader.tensor(entry) for entry in entries], reader.used
+        return [reader.read_tensor(entry) for entry in entries], reader.used
     except (ProtocolError, SerializationError):
         raise
     except (TypeError, ValueError, RuntimeError, msgspec.DecodeError) as error:
-        raise broken(str(error)) from error
+        raise broken_table_error(str(error)) from error
 
 
 class _Reader:
@@ -372,25 +372,25 @@ class _Reader:
             return bytearray(item) if type(item) is bytes else self._next_buffer(item)
         inner, name = item
         memory = bytearray(inner) if type(inner) is bytes else self._next_buffer(inner)
-        self._storages[number] = tensor_types.placed(memory, tensor_types.here(name))
+        self._storages[number] = tensor_types.copy_to_device(memory, tensor_types.local_device(name))
         return memory
 
     def _next_buffer(self, length: Any) -> memoryview | bytearray:
         if self.used == len(self._buffers):
-            raise broken("a storage has no buffer")
+            raise broken_table_error("a storage has no buffer")
         buffer = memoryview(self._buffers[self.used]).cast("B")
         if buffer.nbytes != length:
-            raise broken(f"a buffer of {buffer.nbytes} bytes was announced as {length!r}")
+            raise broken_table_error(f"a buffer of {buffer.nbytes} bytes was announced as {length!r}")
         self.used += 1
         return bytearray(buffer) if buffer.readonly else buffer
 
-    def tensor(self, entry: Any) -> torch.Tensor:
+    def read_tensor(self, entry: Any) -> torch.Tensor:
         name, sizes, index, *rest = entry
         notes = rest[0] if rest else {}
         if len(rest) > 1 or type(notes) is not dict:
-            raise broken("an entry is too long")
+            raise broken_table_error("an entry is too long")
         if name not in DTYPES:
-            raise broken(f"there is no dtype {name!r}")
+            raise broken_table_error(f"there is no dtype {name!r}")
         if unknown := notes.keys() - _NOTES:
             raise ProtocolError(f"a tensor has {sorted(map(str, unknown))}, unknown to this version of rpcbench")
         tensor = self._plain_tensor(DTYPES[name], _check_sizes(sizes), index, notes)
@@ -398,13 +398,13 @@ class _Reader:
 
     def _plain_tensor(self, dtype: torch.dtype, shape: list[int], index: Any, notes: dict[str, Any]) -> torch.Tensor:
         if "layout" in notes:
-            return tensor_types.sparse(dtype, shape, notes, self._read_parts(notes))
+            return tensor_types.make_sparse(dtype, shape, notes, self._read_parts(notes))
         if index is None:
             plain = _without_memory(dtype, shape, notes)
         else:
             plain = self._strided_tensor(dtype, shape, _check_size(index), notes)
         return (
-            tensor_types.quantized(plain, notes["quantizer"], self._read_parts(notes))
+            tensor_types.make_quantized(plain, notes["quantizer"], self._read_parts(notes))
             if "quantizer" in notes
             else plain
         )
@@ -412,15 +412,15 @@ class _Reader:
     def _read_parts(self, notes: dict[str, Any]) -> tensor_types.Parts:
         entries = notes.get("parts", ())
         if any(len(part) > 3 and ("layout" in part[3] or "quantizer" in part[3]) for part in entries):
-            raise broken("a part of a tensor has parts")  # else a peer could nest them without limit
-        return [self.tensor(part) for part in entries]
+            raise broken_table_error("a part of a tensor has parts")  # else a peer could nest them without limit
+        return [self.read_tensor(part) for part in entries]
 
     def _strided_tensor(self, dtype: torch.dtype, shape: list[int], index: int, notes: dict[str, Any]) -> torch.Tensor:
         if index >= len(self._memory):
-            raise broken(f"there is no storage {index}")
+            raise broken_table_error(f"there is no storage {index}")
         size, count = len(self._memory[index]), math.prod(shape)
         if not 0 < count <= _MAX_SIZE:
-            raise broken(f"a stored tensor cannot have the shape {shape}")
+            raise broken_table_error(f"a stored tensor cannot have the shape {shape}")
         if not notes and count * dtype.itemsize == size and index not in self._storages:
             # It fills its storage and is the first to use it: made in fewer steps.
             tensor = torch.frombuffer(self._memory[index], dtype=dtype)
@@ -428,9 +428,9 @@ class _Reader:
             return tensor if len(shape) == 1 else tensor.resize_(shape)
         offset = _check_size(notes.get("offset", 0))
         strides = _check_sizes(notes["strides"]) if "strides" in notes else ()
-        last = last_index(shape, strides) if "strides" in notes else count - 1
+        last = last_element_index(shape, strides) if "strides" in notes else count - 1
         if (offset + last + 1) * dtype.itemsize > size:
-            raise broken("a tensor reaches beyond its storage")
+            raise broken_table_error("a tensor reaches beyond its storage")
         storage = self._storage_at(index)
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
 
@@ -441,15 +441,15 @@ class _Reader:
 
 
 def _without_memory(dtype: torch.dtype, shape: list[int], notes: dict[str, Any]) -> torch.Tensor:
-    device = tensor_types.here(notes["device"]) if "device" in notes else CPU
+    device = tensor_types.local_device(notes["device"]) if "device" in notes else CPU
     if device.type == "meta":
         strides = _check_sizes(notes.get("strides"))
-        if max(math.prod(shape), last_index(shape, strides)) * dtype.itemsize > _MAX_SIZE:
-            raise broken(f"a tensor cannot have the shape {shape}")
+        if max(math.prod(shape), last_element_index(shape, strides)) * dtype.itemsize > _MAX_SIZE:
+            raise broken_table_error(f"a tensor cannot have the shape {shape}")
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
     # An empty tensor has no storage. torch multiplies its other sizes, too, which must not overflow.
     if 0 not in shape or math.prod(size or 1 for size in shape) > _MAX_SIZE:
-        raise broken(f"a tensor without storage cannot have the shape {shape}")
+        raise broken_table_error(f"a tensor without storage cannot have the shape {shape}")
     return torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -464,13 +464,13 @@ def _finish_tensor(tensor: torch.Tensor, notes: dict[str, Any]) -> torch.Tensor:
 
 def _check_size(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MAX_SIZE:
-        raise broken(f"{value!r} is not a size")
+        raise broken_table_error(f"{value!r} is not a size")
     return value
 
 
 def _check_sizes(values: Any) -> list[int]:
     if type(values) is not list or len(values) > _MAX_DIMENSIONS:
-        raise broken("a shape is too long")
+        raise broken_table_error("a shape is too long")
     for value in values:
         _check_size(value)
     return values

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rpcbench.base.ids import COUNTER_BITS, Row, Table
-from rpcbench.telemetry.views import View, World, everybody, is_up, living, rows_of
+from rpcbench.telemetry.views import View, World, is_up, living_members, rows_of, worker_rows
 
 CONTEXTS_DRAWN = 4  # latest contexts with messages and parts
 MESSAGES_DRAWN = 64  # of one worker in one context
@@ -44,11 +44,11 @@ def autograd_view(world: World) -> View:
     leaves: Table = {}
     sent: dict[tuple[str, int, int], set[int]] = defaultdict(set)
     received: dict[tuple[str, int, int], set[int]] = defaultdict(set)
-    up = living(world)
+    up = living_members(world)
     graphs = {(worker, key): {**_UNSEEN, **row} for worker, key, row in rows_of(up, "graphs")}
-    told = {(worker, key): row for worker, key, row in rows_of(up, "contexts")}
+    context_rows = {(worker, key): row for worker, key, row in rows_of(up, "contexts")}
     over = {pair: {**row, "passes": []} for pair, row in graphs.items() if row["ended"] is not None}
-    for (worker, key), row in {**over, **told}.items():
+    for (worker, key), row in {**over, **context_rows}.items():
         graph = graphs.get((worker, key), _UNSEEN)
         members[f"{key}/{worker}"] = _member_row(key, worker, row)
         for send in row["sends"]:
@@ -61,17 +61,19 @@ def autograd_view(world: World) -> View:
             leaves[f"{key}/{worker}/{place}"] = {"context": key, "worker": worker, "place": place, **leaf}
         _add_to_totals(contexts.setdefault(key, _new_context_row(key)), row)
         _add_times(contexts[key], graph, _clock_offset(world, worker))
-    for key in {known for _, known in told}:
+    for key in {known for _, known in context_rows}:
         if (int(key) >> COUNTER_BITS, key) not in over:
             contexts[key]["ended"] = None  # its maker holds it, or is not here to tell
     pairs = {pair: (sent[pair], received[pair]) for pair in sent.keys() | received.keys()}
     links = {f"{key}/{a}>{b}": _link_row(contexts[key], a, b, *halves, world) for (key, a, b), halves in pairs.items()}
     for link in links.values():
         contexts[link["context"]]["open"] += link["open"] if link["state"] == "open" else 0
-    workers = everybody(world, {end for _, *ends in pairs for end in ends})
+    workers = worker_rows(world, {end for _, *ends in pairs for end in ends})
     latest = sorted(contexts, key=lambda key: float(contexts[key]["made"] or 0))[-CONTEXTS_DRAWN:]
     drawn = {pair: row for pair, row in graphs.items() if pair[1] in latest and row["made"] is not None}
-    runs = {pair for pair, row in told.items() if row["passes"] or graphs.get(pair, _UNSEEN)["step"] is not None}
+    runs = {
+        pair for pair, row in context_rows.items() if row["passes"] or graphs.get(pair, _UNSEEN)["step"] is not None
+    }
     parts = {key: row for pair, graph in drawn.items() for key, row in _part_rows(world, *pair, graph, pair in runs)}
     running = {row["context"] for row in passes.values() if contexts[row["context"]]["ended"] is None}
     messages = _message_rows(drawn, received, parts, running)
@@ -167,13 +169,17 @@ def _find_returned(graphs: dict[tuple[int, str], Row], parts: Table, fired: set[
     """Return the messages whose gradients have come back. Of those that were `fired`, a later event may say so before
     their own worker does: a part that leads to a message begins only once its gradients are there. And it has run if
     the gradient of a message that it received is known to have come."""
-    came = {(key, str(s["message"])) for (_, key), row in graphs.items() for s in row["sends"] if s["back"] is not None}
+    returned = {
+        (key, str(s["message"])) for (_, key), row in graphs.items() for s in row["sends"] if s["back"] is not None
+    }
     while True:
-        began = [row for row in parts.values() if row["ran"] or any((row["context"], n) in came for n in row["recvs"])]
-        new = {(row["context"], send) for row in began for send in row["sends"]} & fired - came
+        began = [
+            row for row in parts.values() if row["ran"] or any((row["context"], n) in returned for n in row["recvs"])
+        ]
+        new = {(row["context"], send) for row in began for send in row["sends"]} & fired - returned
         if not new:
-            return came
-        came |= new
+            return returned
+        returned |= new
 
 
 def _message_rows(
@@ -185,8 +191,8 @@ def _message_rows(
     """Return the messages of contexts, with the gradients that came back for them. `running`: contexts with a pass; in
     others no gradient is in flight."""
     fired = {(row["context"], recv) for row in parts.values() if row["state"] == "ran" for recv in row["recvs"]}
-    came = _find_returned(graphs, parts, fired)
-    sent = {message for message in fired if message[0] in running} | came
+    returned = _find_returned(graphs, parts, fired)
+    sent = {message for message in fired if message[0] in running} | returned
     done = {(row["context"], row["worker"], row["stage"]): row["done"] for row in parts.values()}
     found: Table = {}
     for (worker, key), graph in graphs.items():
@@ -203,7 +209,7 @@ def _message_rows(
             row["sent"] += 1
             row["received"] += send["message"] in received[key, worker, to]
             row["fired"] += (key, message) in sent
-            row["back"] += (key, message) in came
+            row["back"] += (key, message) in returned
             if stage is not None:  # a stage's gradients are those of its operations
                 row["fired"] = row["back"] = min(row["sent"], done.get((key, to, stage), 0))
     return found

@@ -26,13 +26,20 @@ from typing import Any, NamedTuple
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
-from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, apply
+from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, apply_change
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current as agents
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.runtime.publisher import LOOK, TELEMETRY, WATCH
-from rpcbench.telemetry.message_views import SHARED, ClockOffset, began_since, better, estimate, gather
+from rpcbench.telemetry.message_views import (
+    SHARED,
+    ClockOffset,
+    choose_better_clock,
+    drop_earlier_collectives,
+    estimate_clock,
+    gather,
+)
 from rpcbench.telemetry.views import PERIOD, World
 
 MEASURE_SECONDS = 5.0  # between two measurements of a member's clock
@@ -49,16 +56,16 @@ class LatencyProbes:
         self._open: dict[int, tuple[int, float]] = {}  # unanswered: number -> member, time of sending
         self._latest: dict[int, float] = {}  # time of the latest request, by member
 
-    def near(self, member: int) -> bool:
+    def is_on_this_host(self, member: int) -> bool:
         """Return whether a member is on this host, and so shares its clock."""
 
-        def same(node: Node) -> bool:
+        def is_same_host(node: Node) -> bool:
             other = node.members.members.get(member)
             return other is None or other.host == node.members.me.host
 
-        return self._agent.machine.ask(same)
+        return self._agent.machine.read_node(is_same_host)
 
-    def ask(self, member: int) -> int:
+    def send_probe(self, member: int) -> int:
         """Send a request, and return its number."""
         number, now = self._numbers.next(), time.monotonic()
         with self._lock:
@@ -67,29 +74,33 @@ class LatencyProbes:
         self._agent.notify(member, WATCH, {"probe": number})
         return number
 
-    def refresh(self, member: int) -> None:
+    def refresh_clock(self, member: int) -> None:
         """Measure the clock of a member on another host, unless the last measurement is recent."""
         with self._lock:
             lately = time.monotonic() - self._latest.get(member, -MEASURE_SECONDS) < MEASURE_SECONDS
-        if not lately and not self.near(member):
-            self.ask(member)
+        if not lately and not self.is_on_this_host(member):
+            self.send_probe(member)
 
-    def answered(self, source: int, heard: float, said: float, number: int) -> ClockOffset | None:
+    def probe_answered(self, source: int, request_received: float, said: float, number: int) -> ClockOffset | None:
         """Handle an answer; return an estimate of that member's clock, None where it shares ours."""
-        told = time.monotonic()
+        reply_received = time.monotonic()
         with self._lock:
-            _, asked = self._open.pop(number, (source, None))
+            _, request_sent = self._open.pop(number, (source, None))
         self._changes.notify_all()
-        return None if asked is None or self.near(source) else estimate(asked, heard, said, told)
+        return (
+            None
+            if request_sent is None or self.is_on_this_host(source)
+            else estimate_clock(request_sent, request_received, said, reply_received)
+        )
 
-    def forget(self, member: int) -> None:
+    def forget_member(self, member: int) -> None:
         """End the requests to a member that has left or is lost, as it will not answer."""
         with self._lock:
             self._latest.pop(member, None)
             self._open = {number: one for number, one in self._open.items() if one[0] != member}
         self._changes.notify_all()
 
-    def wait(self, number: int, timeout: float) -> bool:
+    def wait_for_answer(self, number: int, timeout: float) -> bool:
         """Wait until a request is answered or its member has left; return False after the timeout."""
         return self._changes.wait_for(lambda: number not in self._open, max(0.0, timeout))
 
@@ -196,12 +207,12 @@ class Collector:
         deadline = time.monotonic() + timeout
         with self._lock:
             up = [id_ for id_, member in self._world.items() if member["state"] == "up" and self._agent.running]
-        waits = [self._probes.ask(id_) for id_ in up]
+        waits = [self._probes.send_probe(id_) for id_ in up]
         with self._lock:
             gone = [id_ for id_ in up if id_ in self._world and self._world[id_]["state"] in GONE]
         for id_ in gone:  # lost before the request was sent: no event will end that request
-            self._probes.forget(id_)
-        return all(self._probes.wait(asked, deadline - time.monotonic()) for asked in waits)
+            self._probes.forget_member(id_)
+        return all(self._probes.wait_for_answer(number, deadline - time.monotonic()) for number in waits)
 
     def _watch_member(self, member: int) -> None:
         with self._level_lock:
@@ -216,8 +227,8 @@ class Collector:
 
     def _empty_member(self, member: int) -> dict[str, Any]:
         name = self._agent.member(member).name
-        told: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": {}}
-        return {**told, "left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "clock": SHARED, "epoch": None}
+        fields: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": {}}
+        return {**fields, "left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "clock": SHARED, "epoch": None}
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         with self._lock:
@@ -230,14 +241,14 @@ class Collector:
             if kind in GONE:
                 self._batch.pop(who.id, None)
         if kind in GONE:
-            self._probes.forget(who.id)
+            self._probes.forget_member(who.id)
         if kind == "joined":
             self._watch_member(who.id)
         self._notify_subscribers()
 
     def _report_received(self, source: int, data: dict[str, Any]) -> None:
         if "probe" in data:
-            self._store_clock(source, self._probes.answered(source, data["heard"], data["said"], data["probe"]))
+            self._store_clock(source, self._probes.probe_answered(source, data["heard"], data["said"], data["probe"]))
             return
         with self._lock:
             member = self._world.get(source)
@@ -250,7 +261,7 @@ class Collector:
                 missed = self._apply_batch(source, member, data)
         if missed:
             self._watch_member(source)
-        self._probes.refresh(source)
+        self._probes.refresh_clock(source)
         self._notify_subscribers()
 
     def _apply_snapshot(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> None:
@@ -277,7 +288,7 @@ class Collector:
             return True
         for table, rows in data["rows"].items():
             for key, row in rows.items():
-                apply(member["tables"], table, key, row)
+                apply_change(member["tables"], table, key, row)
         self._batch[source] = batch
         return False
 
@@ -288,7 +299,7 @@ class Collector:
             if member is None or clock is None:
                 return
             old = ClockOffset(*member["clock"])
-            member["clock"] = better(None if old == SHARED else old, clock)
+            member["clock"] = choose_better_clock(None if old == SHARED else old, clock)
         self._notify_subscribers()
 
     def _notify_subscribers(self) -> None:
@@ -319,12 +330,12 @@ class TracedCollector:
 
     def world(self) -> World:
         """Return the collector's world without collectives that ended before the creation of this object."""
-        return {id_: began_since(member, self._began) for id_, member in self._collector.world().items()}
+        return {id_: drop_earlier_collectives(member, self._began) for id_, member in self._collector.world().items()}
 
 
 def current_collector() -> Collector:
     """Return the collector of the current agent. Raises RuntimeError where RPC is not initialized."""
-    return agents.current().part(Collector)
+    return agents.current_agent().part(Collector)
 
 
 class HealthPoller:
@@ -355,13 +366,13 @@ class HealthPoller:
         if begins:
             threading.Thread(target=self._poll_loop, name="rpcbench-health", daemon=True).start()
 
-        def over() -> None:
+        def end_subscription() -> None:
             with self._lock:
                 self._subscribers.discard(key)
             self._changes.notify_all()
             stop()
 
-        return over
+        return end_subscription
 
     def settle(self, timeout: float = SETTLE_SECONDS) -> bool:
         """Request the state of all members that are up, and wait for it and all reports; False after the timeout."""
@@ -370,10 +381,10 @@ class HealthPoller:
         stop = self._collector.subscribe(changes.notify_all)
         try:
             self._send_requests()
-            told = changes.wait_for(self._has_all_answers, timeout)
+            all_answered = changes.wait_for(self._has_all_answers, timeout)
         finally:
             stop()
-        return self._collector.settle(deadline - time.monotonic()) and told
+        return self._collector.settle(deadline - time.monotonic()) and all_answered
 
     @property
     def phase(self) -> Phase:
@@ -423,4 +434,4 @@ class HealthPoller:
 
 def current_poller() -> HealthPoller:
     """Return the poller of the current agent. Raises RuntimeError where RPC is not initialized."""
-    return agents.current().part(HealthPoller)
+    return agents.current_agent().part(HealthPoller)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rpcbench.base.ids import COUNTER_BITS, OWN, Id, Row, Table
 from rpcbench.runtime.events import MessageRow
 from rpcbench.runtime.members import GONE
-from rpcbench.telemetry.views import View, World, everybody, rows_of
+from rpcbench.telemetry.views import View, World, rows_of, worker_rows
 
 
 class ClockOffset(NamedTuple):
@@ -40,13 +40,14 @@ def clock_of(member: dict[str, Any]) -> ClockOffset:
     return ClockOffset(*member.get("clock", SHARED))
 
 
-def estimate(asked: float, heard: float, said: float, told: float) -> ClockOffset:
-    """Return the offset from the times of one request: `asked` and `told` by our clock, `heard` and `said` by its."""
-    way = max(0.0, (told - asked) - (said - heard))
-    return ClockOffset(((heard - asked) + (said - told)) / 2, way / 2)
+def estimate_clock(request_sent: float, request_received: float, said: float, reply_received: float) -> ClockOffset:
+    """Return the offset from the times of one request: `request_sent` and `told` by our clock, `request_received` and
+    `said` by its."""
+    round_trip = max(0.0, (reply_received - request_sent) - (said - request_received))
+    return ClockOffset(((request_received - request_sent) + (said - reply_received)) / 2, round_trip / 2)
 
 
-def better(old: ClockOffset | None, new: ClockOffset) -> ClockOffset:
+def choose_better_clock(old: ClockOffset | None, new: ClockOffset) -> ClockOffset:
     """Return the estimate with the smaller error, the newer one if they are equal."""
     return new if old is None or new.error <= old.error else old
 
@@ -75,20 +76,20 @@ def collectives_view(world: World) -> View:
     _place_missing(shown, found, world)
     order = sorted(shown, key=lambda key: float(shown[key]["begin"]))
     return {
-        "workers": everybody(world, ()),
+        "workers": worker_rows(world, ()),
         "collectives": {key: shown[key] for key in order},
         "entries": {f"{key}/{id_}": row for key in order for id_, row in _entry_rows(key, shown[key], found[key])},
-        "clocks": clocks(world),
+        "clocks": clock_errors(world),
     }
 
 
-def clocks(world: World) -> Table:
+def clock_errors(world: World) -> Table:
     """Return the bounds of the error of times from members on other hosts, in seconds."""
     errors = {str(member): clock_of(state).error for member, state in world.items()}
     return {member: {"error": error} for member, error in errors.items() if error}
 
 
-def began_since(member: dict[str, Any], began: float) -> dict[str, Any]:
+def drop_earlier_collectives(member: dict[str, Any], began: float) -> dict[str, Any]:
     """Return a member without the collectives that it completed before `began`, in seconds of our clock."""
     rows: Table = member["tables"].get("collectives", {})
     then = began + clock_of(member).ahead
@@ -96,7 +97,7 @@ def began_since(member: dict[str, Any], began: float) -> dict[str, Any]:
     return {**member, "tables": {**member["tables"], "collectives": kept}} if len(kept) < len(rows) else member
 
 
-def stragglers(collectives: Iterable[Row]) -> list[Straggler]:
+def find_stragglers(collectives: Iterable[Row]) -> list[Straggler]:
     """Return the members that came last in rows of the view, by seconds of waiting caused, most first."""
     sums: dict[int, tuple[float, int]] = {}
     for row in collectives:
@@ -110,8 +111,8 @@ def stragglers(collectives: Iterable[Row]) -> list[Straggler]:
 def _collective_row(parts: Table, world: World) -> Row:
     rows = list(parts.values())
     last = max(parts, key=lambda id_: float(parts[id_]["begin"]))
-    begin, told = min(row["begin"] for row in rows), {world[int(id_)]["name"] for id_ in parts}
-    missing = [name for name in rows[0]["members"] if name not in told]
+    begin, reporters = min(row["begin"] for row in rows), {world[int(id_)]["name"] for id_ in parts}
+    missing = [name for name in rows[0]["members"] if name not in reporters]
     known = not missing and len(rows) > 1  # a member alone never waits
     through = any(row["end"] is not None and not row["failed"] for row in rows)
     ends = [row["end"] for row in rows if row["end"] is not None]
@@ -171,11 +172,11 @@ def _collective_state(parts: Table, world: World) -> str:
 
 
 def _entry_rows(key: str, collective: Row, parts: Table) -> Iterable[tuple[str, Row]]:
-    came = None if collective["last"] is None else parts[str(collective["last"])]["begin"]
+    last_entry = None if collective["last"] is None else parts[str(collective["last"])]["begin"]
     for id_, row in parts.items():
-        waited, end = None if came is None else came - row["begin"], row["end"]
-        if end is not None and came is not None and not row.get("end_known", True):
-            end = max(end, came)  # no member ends before all have come
+        waited, end = None if last_entry is None else last_entry - row["begin"], row["end"]
+        if end is not None and last_entry is not None and not row.get("end_known", True):
+            end = max(end, last_entry)  # no member ends before all have come
         times = {"begin": row["begin"], "end": end, "waited": waited, "failed": row["failed"]}
         yield id_, {"collective": key, "worker": int(id_), **times}
 
@@ -192,14 +193,14 @@ _UNHURRIED = frozenset(("UserDelete", "ReleaseContext", "ChildAccept", "ForkAcce
 """Kinds that nothing waits for: whoever leaves in good order may leave before they arrive."""
 
 
-def gather(rows: Table, member: int, told: Iterable[Sequence[Any]]) -> tuple[int, int]:
+def gather(rows: Table, member: int, reports: Iterable[Sequence[Any]]) -> tuple[int, int]:
     """Add a member's reports of messages to its rows, and drop the oldest beyond `KEPT`.
 
     Returns:
         The number of messages dropped, and the number of those that the member has sent and not reported before.
     """
     sent = 0
-    for one in told:
+    for one in reports:
         half = MessageRow(*one)
         if half.kind in _BENCH_KINDS or (half.kind == "Notice" and half.label in _BENCH_CHANNELS):
             continue
@@ -264,7 +265,7 @@ def messages_view(world: World) -> View:
     sent = max(len(program), sum(member.get("sent", 0) for member in world.values())) if cut else 0
     return {
         **collectives_view(world),
-        "workers": everybody(world, mentioned),
+        "workers": worker_rows(world, mentioned),
         "counts": {"messages": {"all": sent}} if sent > len(shown) else {},
         "messages": shown,
     }
@@ -288,7 +289,7 @@ def _time_of_message(row: Row) -> float:
 
 def _shown_row(row: Row, labels: dict[str, str], world: World) -> Row:
     label = row["label"] or labels.get(row["call"], "")
-    words = plain_words(row["kind"], label or _rref_label(row))
+    words = describe_message(row["kind"], label or _rref_label(row))
     family = family_of(row["kind"], words)
     return {**row, "label": label, "words": words, "family": family, "state": _message_state(row, world)}
 
@@ -371,7 +372,7 @@ _PARCEL = re.compile(r"([A-Z])(\d*) for (.+)")
 
 
 @lru_cache(maxsize=4096)
-def plain_words(kind: str, about: str) -> str:
+def describe_message(kind: str, about: str) -> str:
     """Describe a message: `call train`, or `gradient of micro-batch 2 → stage 0`. `about`: its label, or its RRef."""
     if kind == "Notice":
         return _NOTICES.get(about, about)

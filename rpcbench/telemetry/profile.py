@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rpcbench.base.errors import RpcError, counted
+from rpcbench.base.errors import RpcError, count_noun
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Counter
 from rpcbench.cells.targets import ALL
@@ -33,7 +33,7 @@ from rpcbench.runtime.operator_profile import CPU, MemberProfile, Operator
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.message_views import clock_of
 from rpcbench.telemetry.recording import save_text
-from rpcbench.telemetry.trace import Trace, chrome, trace
+from rpcbench.telemetry.trace import Trace, chrome_trace, trace
 from rpcbench.telemetry.views import World
 
 BEGIN_SECONDS = 60.0  # in which a member must begin its profile
@@ -52,7 +52,7 @@ class ProfileTable:
         self.rows = rows
         self._cells = cells  # the head first
 
-    def shortened(self, most: int) -> ProfileTable:
+    def first_rows(self, most: int) -> ProfileTable:
         """Return the table with at most that many rows."""
         return ProfileTable(self.rows[:most], self._cells[: most + 1])
 
@@ -112,7 +112,7 @@ class Profile:
         tracks = {ids[name]: _track_ids(one.operators) for name, one in self.members.items()}
         events = [event for name, one in self.members.items() for event in self._member_events(ids[name], one)]
         names = {id_: {track: name for name, track in each.items()} for id_, each in tracks.items()}
-        made = chrome(self.world, events, names)
+        made = chrome_trace(self.world, events, names)
         made["otherData"] |= {"operators_left_out": self.left_out, "missing": self.missing}
         return made
 
@@ -142,7 +142,9 @@ class Profile:
     def notes(self) -> list[str]:
         """Sentences: the members that are missing, and the operators that the file does not have."""
         gone = [f"{name} is missing: {why}" for name, why in self.missing.items()]
-        cut = [f"the file lacks {counted(n, 'operator')} of {name}, the shortest" for name, n in self.left_out.items()]
+        cut = [
+            f"the file lacks {count_noun(n, 'operator')} of {name}, the shortest" for name, n in self.left_out.items()
+        ]
         return gone + cut
 
     def __repr__(self) -> str:
@@ -157,10 +159,10 @@ class Profile:
         """Return the longest operators, and the lines below them."""
         table = self.table()
         more = len(table.rows) - SHOWN
-        rest = [f"… and {counted(more, 'more operator')} in .table()"] if more > 0 else []
+        rest = [f"… and {count_noun(more, 'more operator')} in .table()"] if more > 0 else []
         if not table.rows:
             rest = ["no operator of torch ran"]
-        return table.shortened(SHOWN), [*rest, *self.notes]
+        return table.first_rows(SHOWN), [*rest, *self.notes]
 
 
 def _track_ids(operators: Iterable[Operator]) -> dict[str, int]:
@@ -169,23 +171,32 @@ def _track_ids(operators: Iterable[Operator]) -> dict[str, int]:
 
 
 def _by_operator(members: Members) -> ProfileTable:
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, one in members.items():
-        for sum_ in one.sums:
-            empty = {"operator": sum_.name, "device": sum_.device, "calls": 0, "self": 0.0, "total": 0.0, "workers": {}}
-            row = found.setdefault((sum_.name, sum_.device), empty)
-            row["calls"] += sum_.calls
-            row["self"] += sum_.own
-            row["total"] += sum_.seconds
-            row["workers"][name] = sum_.own
-    rows = sorted(found.values(), key=lambda row: (-row["self"], row["operator"]))
-    whole = {row["device"]: 0.0 for row in rows}
+    rows_by_operator: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, member_profile in members.items():
+        for operator_sum in member_profile.sums:
+            new_row = {
+                "operator": operator_sum.name,
+                "device": operator_sum.device,
+                "calls": 0,
+                "self": 0.0,
+                "total": 0.0,
+                "workers": {},
+            }
+            row = rows_by_operator.setdefault((operator_sum.name, operator_sum.device), new_row)
+            row["calls"] += operator_sum.calls
+            row["self"] += operator_sum.own
+            row["total"] += operator_sum.seconds
+            row["workers"][name] = operator_sum.own
+    rows = sorted(rows_by_operator.values(), key=lambda row: (-row["self"], row["operator"]))
+    device_seconds = {row["device"]: 0.0 for row in rows}
     for row in rows:
-        whole[row["device"]] += row["self"]
-    some = any(row["device"] != CPU for row in rows)
-    each = [*members] if len(members) > 1 else []
-    head = ("operator", *["on"] * some, "calls", "self", "share", "total", *each)
-    return ProfileTable(rows, [head, *(_operator_cells(row, whole[row["device"]], each, some) for row in rows)])
+        device_seconds[row["device"]] += row["self"]
+    has_devices = any(row["device"] != CPU for row in rows)
+    member_names = [*members] if len(members) > 1 else []
+    head = ("operator", *["on"] * has_devices, "calls", "self", "share", "total", *member_names)
+    return ProfileTable(
+        rows, [head, *(_operator_cells(row, device_seconds[row["device"]], member_names, has_devices) for row in rows)]
+    )
 
 
 def _operator_cells(row: dict[str, Any], whole: float, each: Sequence[str], device: bool) -> tuple[str, ...]:
@@ -232,19 +243,19 @@ class MemberProfilers:
         self._numbers = Counter()
 
     @contextmanager
-    def on(self, names: Sequence[str], made: Profile) -> Iterator[None]:
+    def profile_members(self, names: Sequence[str], made: Profile) -> Iterator[None]:
         """Profile these members in a block, and put their profiles, or the reasons of those missing, into `made`."""
         if not self._busy.acquire(blocking=False):
             raise RpcError(f"{self._agent.name} profiles already: end that block before another profile begins")
         number = self._numbers.next()
         try:
-            for error in self._call_members(operator_profile.begin, names, number, BEGIN_SECONDS).values():
+            for error in self._call_members(operator_profile.begin_profile, names, number, BEGIN_SECONDS).values():
                 if isinstance(error, Exception):
                     raise error
             yield
         finally:  # also where a member did not begin, or Ctrl-C came: none may go on
             try:
-                for name, found in self._call_members(operator_profile.end, names, number, END_SECONDS).items():
+                for name, found in self._call_members(operator_profile.end_profile, names, number, END_SECONDS).items():
                     if isinstance(found, Exception):
                         made.missing[name] = str(found)
                     else:
@@ -258,8 +269,10 @@ class MemberProfilers:
         """Let members begin or end their profile, all at once; return the result or the error of each."""
         args = self._agent.id, number
         call = partial(self._agent.call, function=do, args=args, timeout=seconds, label="the profile", own=True)
-        asked = {name: _result_or_error(partial(call, name)) for name in names}
-        return {name: _result_or_error(one.wait) if isinstance(one, Future) else one for name, one in asked.items()}
+        started_calls = {name: _result_or_error(partial(call, name)) for name in names}
+        return {
+            name: _result_or_error(one.wait) if isinstance(one, Future) else one for name, one in started_calls.items()
+        }
 
 
 def _result_or_error(result: Callable[[], Any]) -> Any:
@@ -294,12 +307,12 @@ def profile(*members: str) -> Iterator[Profile]:
         >>> p.complete, [*p.members]
         (True, ['notebook', 'worker1', 'worker2'])
     """
-    agent = agents.current()
+    agent = agents.current_agent()
     chosen = {agent.member(name) for name in members if name != ALL}
     if not members or ALL in members:
         chosen |= {*agent.members()}
     names = [info.name for info in sorted(chosen, key=lambda info: info.id)]
     with trace(agent.part(Collector)) as seen:
         made = Profile(seen)
-        with agent.part(MemberProfilers).on(names, made):
+        with agent.part(MemberProfilers).profile_members(names, made):
             yield made

@@ -122,7 +122,7 @@ def check_type(value: Any, expected: Any, place: str) -> None:
 
 
 def check_delta(delta: dict[str, Any], place: str) -> None:
-    """Raise ValueError, with the first place where a delta differs from the results of `views.diff`."""
+    """Raise ValueError, with the first place where a delta differs from the results of `views.diff_views`."""
     for section, change in delta.items():
         at = f"{place}, section {section[:80]!r}"  # shortened: the file is not trusted, and this goes into an error
         if not SECTION.fullmatch(section):

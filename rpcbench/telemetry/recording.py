@@ -35,9 +35,9 @@ from rpcbench.base.files import replace_file
 from rpcbench.base.ids import MESSAGES
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import RECORD, Collector
-from rpcbench.telemetry.message_views import began_since
+from rpcbench.telemetry.message_views import drop_earlier_collectives
 from rpcbench.telemetry.record_schema import check_delta, check_type, make_type
-from rpcbench.telemetry.views import Delta, View, World, diff, patch
+from rpcbench.telemetry.views import Delta, View, World, diff_views, patch_view
 
 
 def save_text(path: str | Path, text: str) -> Path:
@@ -105,7 +105,7 @@ class Record:
         return f"record of {self.seconds:.1f} s: {holds}; without {', '.join(self.about['leaves_out'])}"
 
 
-def load(path: str | Path) -> Record:
+def load_record(path: str | Path) -> Record:
     """Read a record. Raises ValueError, with the place, for other files, damaged ones and those of other versions."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -129,7 +129,7 @@ def _check_frame(at: int, frame: Any) -> Frame:
     return float(seconds), delta, name
 
 
-def flat(world: World, tables: tuple[str, ...] | None = TABLES) -> View:
+def flatten_world(world: World, tables: tuple[str, ...] | None = TABLES) -> View:
     """Return a world as flat sections of rows, for `diff` and `patch`. `tables` None: all."""
     sections: View = {"members": {}}
     for id_, member in world.items():
@@ -141,7 +141,7 @@ def flat(world: World, tables: tuple[str, ...] | None = TABLES) -> View:
     return sections
 
 
-def world_of(sections: View) -> World:
+def world_from_sections(sections: View) -> World:
     """Return the world of flat sections."""
     world: World = {}
     for key, fields in sections.get("members", {}).items():
@@ -162,14 +162,14 @@ class Cleaner:
         self._secrets = sorted((each for each in secrets if len(each) >= _SHORTEST_SECRET), key=len, reverse=True)
         self._home = str(home or os.path.expanduser("~"))  # noqa: PTH111  (pathlib raises where there is no home)
 
-    def clean(self, value: Any) -> Any:
+    def clean_value(self, value: Any) -> Any:
         """Return the value with all strings in it cleaned, including keys of dicts."""
         if isinstance(value, str):
             return self._clean_text(value)
         if isinstance(value, dict):
-            return {self.clean(key): self.clean(item) for key, item in value.items()}
+            return {self.clean_value(key): self.clean_value(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.clean(item) for item in value]
+            return [self.clean_value(item) for item in value]
         return value
 
     def _clean_text(self, text: str) -> str:
@@ -190,25 +190,25 @@ class Player:
         self.at = -1  # the current frame; -1: before the first
         self._sections: View = {}
         self._listeners = Listeners()
-        self.go(0)
+        self.go_to_frame(0)
 
-    def go(self, frame: int) -> None:
+    def go_to_frame(self, frame: int) -> None:
         """Move to a frame, or to the nearest one that exists."""
         frame = max(-1, min(frame, len(self.record.frames) - 1))
         if frame < self.at:  # deltas lead forward only, so a step back begins at the start
             self.at, self._sections = -1, {}
         for _, delta, _ in self.record.frames[self.at + 1 : frame + 1]:
-            self._sections = patch(self._sections, delta)
+            self._sections = patch_view(self._sections, delta)
         self.at = frame
-        self._listeners.notify()
+        self._listeners.notify_listeners()
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` after each move; call the result to stop, as with a collector."""
-        return self._listeners.add(wake)
+        return self._listeners.add_callback(wake)
 
     def world(self) -> World:
         """Return the world of the current frame."""
-        return world_of(self._sections)
+        return world_from_sections(self._sections)
 
 
 PERIOD = 0.1  # seconds between two frames, at least
@@ -243,13 +243,15 @@ class Recording:
         with self._lock:
             if self._stop_event.is_set() or self._full:
                 return
-            world = {id_: began_since(member, self._began) for id_, member in self._collector.world().items()}
+            world = {
+                id_: drop_earlier_collectives(member, self._began) for id_, member in self._collector.world().items()
+            }
             self._skipped |= {t for member in world.values() for t in member["tables"]} - {*TABLES}
-            sections = flat(world, None if self._everything else TABLES)
-            delta = diff(self._sections, sections)
+            sections = flatten_world(world, None if self._everything else TABLES)
+            delta = diff_views(self._sections, sections)
             if delta or name:  # an unchanged world needs a frame only for a name
                 self._count_rows(delta)
-                cleaned = delta if self._everything else self._cleaner.clean(delta)
+                cleaned = delta if self._everything else self._cleaner.clean_value(delta)
                 self._frames.append((time.monotonic() - self._began, cleaned, name))
                 self._sections = sections
 

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from rpcbench.base.charts import short
-from rpcbench.base.errors import counted, format_bytes
+from rpcbench.base.charts import shorten_words
+from rpcbench.base.errors import count_noun, format_bytes
 from rpcbench.base.ids import Row, Table
-from rpcbench.telemetry.views import View, World, everybody, living, rows_of
+from rpcbench.telemetry.views import View, World, living_members, rows_of, worker_rows
 
 
 class ShardMark(NamedTuple):
@@ -49,19 +49,19 @@ def shards_view(world: World) -> View:
     `models`: sums over all members, `whole` bytes of the unsharded model by column (parameter, gradient, state).
     `ranks` (`model/worker`): bytes that a member holds by column, bytes `gathered` now beyond its own pieces, and at
     `most`; its `rank`, `places` in the mesh in words, and optimizer `steps`. `params` (`model/name`): shape, type and
-    placements in words, and `way`: how the members share it: `sharded`, `replicated`, `partial`, `flat`, `plain`
+    placements in words, and `sharing`: how the members share it: `sharded`, `replicated`, `partial`, `flat`, `plain`
     (copies that nothing keeps equal), `alone` (on one member only), or `mixed`. `pieces` (`model/name/worker`): the
-    `size` of the block that a member holds, where this `block` and the one that is gathered, `lit`, stand in a box for
-    the parameter ([x, y, width, height], shares of the box), whether it is gathered `now`, how many `times` it was, its
-    bytes by column, and `words`. `remarks`: sentences.
+    `size` of the block that a member holds, where this `block_in_box` and the one that is gathered, `lit`, stand in a
+    box for the parameter ([x, y, width, height], shares of the box), whether it is gathered `now`, how many `times` it
+    was, its bytes by column, and `words`. `remarks`: sentences.
     """
-    there = living(world)
+    there = living_members(world)
     models = [(worker, row) for worker, _, row in rows_of(there, "models")]
     pieces = list(_piece_rows(there, {(worker, _model_key(row)): row for worker, row in models}))
     params = _param_rows(pieces)
     names = {worker: str(member["name"]) for worker, member in world.items()}
     return {
-        "workers": everybody(world, ()),
+        "workers": worker_rows(world, ()),
         "models": _model_rows(models, params, pieces),
         "ranks": _rank_rows(models, pieces),
         "meshes": _mesh_rows(models),
@@ -87,14 +87,14 @@ def _piece_rows(there: World, models: dict[tuple[int, str], Row]) -> Iterator[Ro
         name = row["name"] if stage is None else f"stage {stage}: {row['name']}"
         now = bool(group[0]) and row["gathered"] is not None
         is_meta = row["device"] == "meta"
-        words = "no memory yet" if is_meta else held(row["offset"], row["size"], row["shape"])
+        words = "no memory yet" if is_meta else block_words(row["offset"], row["size"], row["shape"])
         yield {
             "worker": worker, "model": model["model"], "param": f"{model['model']}/{name}", "name": name,
             "stage": stage, "order": row["order"], "also": row["also"], "kind": row["kind"], "shape": row["shape"],
             "dtype": row["dtype"], "device": row["device"], "trainable": row["trainable"],
             "placed": _placement_words(row), "size": row["size"],
-            "block": [0.0] * 4 if is_meta else block(row["offset"], row["size"], row["shape"]),
-            "lit": block(row["gathered"][0], row["gathered"][1], row["shape"]) if row["gathered"] else None,
+            "block": [0.0] * 4 if is_meta else block_in_box(row["offset"], row["size"], row["shape"]),
+            "lit": block_in_box(row["gathered"][0], row["gathered"][1], row["shape"]) if row["gathered"] else None,
             "now": now, "times": group[1], "whole": row["whole"], "parameter": row["bytes"],
             "gradient": row["gradient"], "state": row["state"], "words": words,
         }  # fmt: skip
@@ -105,7 +105,7 @@ def _placement_words(row: Row) -> str:
     return ", ".join(f"{over}: {placement}" for placement, over in zip(row["placements"], row["over"], strict=False))
 
 
-def held(offset: list[int], size: list[int], shape: list[int]) -> str:
+def block_words(offset: list[int], size: list[int], shape: list[int]) -> str:
     """Return a block of a parameter in words: `rows 16 to 31 of 64`, `all of it`, `nothing`."""
     if 0 in size and 0 not in shape:
         return "nothing"
@@ -118,7 +118,7 @@ def held(offset: list[int], size: list[int], shape: list[int]) -> str:
     return ", ".join(parts) or "all of it"
 
 
-def block(offset: list[int], size: list[int], shape: list[int]) -> list[float]:
+def block_in_box(offset: list[int], size: list[int], shape: list[int]) -> list[float]:
     """Return where a block stands in a box for the parameter: [x, y, width, height], as shares of the box.
 
     Dimension 0 runs down. Across runs dimension 1, or a later one if that is the one that is divided.
@@ -152,12 +152,12 @@ def _param_rows(pieces: list[Row]) -> Table:
 def _param_row(pieces: list[Row], order: int, members: int) -> Row:
     first = pieces[0]
     kinds = {piece["kind"] for piece in pieces}
-    way = "mixed" if len(kinds) > 1 else next(iter(kinds))
-    if way == "plain" and len(pieces) == 1 and members > 1:
-        way = "alone"
+    sharing = "mixed" if len(kinds) > 1 else next(iter(kinds))
+    if sharing == "plain" and len(pieces) == 1 and members > 1:
+        sharing = "alone"
     differs = len({(*piece["shape"], piece["dtype"]) for piece in pieces}) > 1
     return {
-        "model": first["model"], "name": first["name"], "also": first["also"], "order": order, "way": way,
+        "model": first["model"], "name": first["name"], "also": first["also"], "order": order, "way": sharing,
         "shape": first["shape"], "dtype": first["dtype"], "placed": first["placed"], "differs": differs,
         "trainable": any(piece["trainable"] for piece in pieces), "whole": first["whole"],
     }  # fmt: skip
@@ -223,12 +223,12 @@ def _position_words(model: Row) -> str:
     """Return the places of a rank in the first mesh: `dp 0, tp 1`; empty outside of it."""
     for names, shape, ranks in model["meshes"]:
         if model["rank"] in ranks:
-            coordinates = place(ranks.index(model["rank"]), shape)
+            coordinates = element_coordinates(ranks.index(model["rank"]), shape)
             return ", ".join(f"{name} {at}" for name, at in zip(names, coordinates, strict=True))
     return ""
 
 
-def place(index: int, shape: Iterable[int]) -> list[int]:
+def element_coordinates(index: int, shape: Iterable[int]) -> list[int]:
     """Return the coordinates of the element with this index in row-major order."""
     found: list[int] = []
     for size in reversed(list(shape)):
@@ -262,7 +262,7 @@ def _remark_rows(
         said += _describe_differing(own, pieces, names)
         said += _describe_sharding(own, len({worker for worker, _ in rows}))
         if left_out := sum(row["parameters"] for _, row in rows) - sum(piece["model"] == name for piece in pieces):
-            said.append(f"{counted(left_out, 'piece')} of this model have no row: there are too many.")
+            said.append(f"{count_noun(left_out, 'piece')} of this model have no row: there are too many.")
         yield from ({"model": name, "words": words} for words in dict.fromkeys(said))
 
 
@@ -286,15 +286,15 @@ def _describe_differing(own: list[Row], pieces: list[Row], names: dict[int, str]
 
 
 def _describe_sharding(own: list[Row], members: int) -> Iterator[str]:
-    ways = Counter(param["way"] for param in own)
-    if members > 1 and ways["plain"]:
-        count = ways["plain"]
-        some = f"{counted(count, 'parameter')} of it {'is' if count == 1 else 'are'}"
+    sharing_counts = Counter(param["way"] for param in own)
+    if members > 1 and sharing_counts["plain"]:
+        count = sharing_counts["plain"]
+        some = f"{count_noun(count, 'parameter')} of it {'is' if count == 1 else 'are'}"
         which = "This model is" if count == len(own) else some
         yield f"{which} not sharded: each rank has a copy of its own, and nothing keeps the copies equal."
     frozen = sum(not param["trainable"] for param in own)
     if frozen:
-        yield f"{counted(frozen, 'parameter')} of this model {'needs' if frozen == 1 else 'need'} no gradient."
+        yield f"{count_noun(frozen, 'parameter')} of this model {'needs' if frozen == 1 else 'need'} no gradient."
 
 
 def _shape_text(row: Row) -> str:
@@ -314,7 +314,9 @@ def shards_text(view: View) -> tuple[str, list[str]]:
         whole = ", ".join(
             f"{format_bytes(model[column])} {mark.name}" for column, mark in SHARD_PARTS.items() if model[column]
         )
-        lines.append(f"  {name}, {model['kind']}: {counted(model['params'], 'parameter')}; unsharded {whole or '0 B'}")
+        lines.append(
+            f"  {name}, {model['kind']}: {count_noun(model['params'], 'parameter')}; unsharded {whole or '0 B'}"
+        )
         lines += [f"    {mesh_words(mesh)}" for mesh in view["meshes"].values() if mesh["model"] == name]
         ranks = [row for row in view["ranks"].values() if row["model"] == name]
         lines += [f"    {_rank_words(view, row, model)}" for row in ranks]
@@ -322,12 +324,12 @@ def shards_text(view: View) -> tuple[str, list[str]]:
     for key, param in view["params"].items():
         own = [piece for piece in view["pieces"].values() if piece["param"] == key]
         places = "; ".join(f"{_worker_name(view, piece['worker'])} {piece['words']}" for piece in own)
-        lines.append(short(f"  {param['name']} {_shape_text(param)}, {way_words(param)}: {places}", _LINE))
-    watched = counted(len(view["models"]), "watched model")
-    return f"{counted(len(view['workers']), 'member')}, {watched}", lines
+        lines.append(shorten_words(f"  {param['name']} {_shape_text(param)}, {sharing_words(param)}: {places}", _LINE))
+    watched = count_noun(len(view["models"]), "watched model")
+    return f"{count_noun(len(view['workers']), 'member')}, {watched}", lines
 
 
-def way_words(param: Row) -> str:
+def sharing_words(param: Row) -> str:
     """Return how the members share a parameter, in words: its placements, or `plain copies`."""
     return str(param["placed"] or SHARD_WAYS[param["way"]].name)
 

@@ -37,7 +37,7 @@ def shards(name: str = "") -> Snapshot:
         watch_on_workers(name)
     view = current_view(collect.current_collector())
     if name:
-        view = only(view, name)
+        view = view_of_model(view, name)
     if not view["models"]:
         raise ValueError("no model is watched: name a variable of the workers' cells, as rpcbench.shards('model')")
     return Snapshot(view)
@@ -53,7 +53,7 @@ def current_view(collector: Collector) -> View:
         stop()
 
 
-def only(view: View, model: str) -> View:
+def view_of_model(view: View, model: str) -> View:
     """Return the view of one model."""
     rows = {
         section: {key: row for key, row in part.items() if row.get("model") == model}
@@ -74,7 +74,7 @@ def watch_on_workers(name: str, world: BaseCluster | None = None) -> None:
     # An expression that is None where all is well, so that `_` on the workers stays.
     code = f"__import__({_MODULE!r}, fromlist=['']).watch_variable({name!r}) or None"
     said = world.run(world.workers, code)
-    told = said if isinstance(said, dict) else {world.workers[0]: said}
-    if all(told.values()):
-        worker, why = next(iter(told.items()))
+    replies = said if isinstance(said, dict) else {world.workers[0]: said}
+    if all(replies.values()):
+        worker, why = next(iter(replies.items()))
         raise ValueError(f"no worker has a model {name}: on {worker} {why}")

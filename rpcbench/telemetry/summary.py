@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.message_views import MESSAGE_STATES
 from rpcbench.telemetry.shard_views import shards_text
@@ -15,7 +15,7 @@ from rpcbench.telemetry.worker_columns import figure_words
 LINES = 12  # so that a cell's output fits a screen
 
 
-def text(view: View) -> str:
+def summarize_view(view: View) -> str:
     """Return a view as text. Raises ValueError for a dict that is not a view of `rpcbench.telemetry`."""
     # One section that only this view has identifies it.
     kinds = {
@@ -34,14 +34,12 @@ def text(view: View) -> str:
 def _summarize_rrefs(view: View) -> tuple[str, list[str]]:
     states = Counter(fork["state"] for fork in view["forks"].values())
     marks = "".join(f", {states[state]} {state}" for state in ("pending", "deleting") if states[state])
-    first = (
-        f"{_count_workers(view)}, {counted(len(view['rrefs']), 'RRef')}, {counted(len(view['forks']), 'fork')}{marks}"
-    )
+    first = f"{_count_workers(view)}, {count_noun(len(view['rrefs']), 'RRef')}, {count_noun(len(view['forks']), 'fork')}{marks}"
     holders: dict[str, list[str]] = {}
     for fork in view["forks"].values():
         note = "" if fork["state"] == "confirmed" else f" ({fork['state']})"
         holders.setdefault(fork["rref"], []).append(_worker_name(view["workers"], fork["holder"]) + note)
-    keys = sorted(view["rrefs"], key=by_number)
+    keys = sorted(view["rrefs"], key=rref_sort_key)
     return first, [_rref_line(view["workers"], view["rrefs"][key], holders.get(key, [])) for key in keys]
 
 
@@ -54,7 +52,7 @@ def _rref_line(workers: Table, row: Row, holders: list[str]) -> str:
 
 
 def _summarize_contexts(view: View) -> tuple[str, list[str]]:
-    first = f"{_count_workers(view)}, {counted(len(view['contexts']), 'autograd context')}"
+    first = f"{_count_workers(view)}, {count_noun(len(view['contexts']), 'autograd context')}"
     left = Counter[str]()
     for one in view["passes"].values():
         left[one["context"]] += one["left"]
@@ -62,17 +60,15 @@ def _summarize_contexts(view: View) -> tuple[str, list[str]]:
 
 
 def _context_line(row: Row, left: int) -> str:
-    counts = (
-        f"{counted(row['sends'], 'send')}, {counted(row['recvs'], 'recv')}, {counted(row['gradients'], 'gradient')}"
-    )
+    counts = f"{count_noun(row['sends'], 'send')}, {count_noun(row['recvs'], 'recv')}, {count_noun(row['gradients'], 'gradient')}"
     backward = f", backward runs ({left} gradients to come)" if row["passes"] else ""
     state = "" if row["ended"] is None else ", released"
-    return f"  context {row['context']} on {counted(row['workers'], 'worker')}: {counts}{backward}{state}"
+    return f"  context {row['context']} on {count_noun(row['workers'], 'worker')}: {counts}{backward}{state}"
 
 
 def _summarize_steps(view: View) -> tuple[str, list[str]]:
     lines = [f"  {step_line(row)}" for row in view["steps"].values()]
-    return f"{_count_workers(view)}, {counted(len(lines), 'pipeline step')} listed", lines[::-1]  # latest first
+    return f"{_count_workers(view)}, {count_noun(len(lines), 'pipeline step')} listed", lines[::-1]  # latest first
 
 
 def step_line(row: Row) -> str:
@@ -81,7 +77,7 @@ def step_line(row: Row) -> str:
     bubble = "" if row["bubble"] is None else f", bubble {row['bubble']:.1%}{minimum}"
     loss = "" if row["loss"] is None else f", loss {row['loss']:.4g}"
     span = (row["end"] - row["begin"]) * 1e3
-    return f"step {row['step']} ({row['state']}): {counted(row['ops'], 'op')} in {span:.1f} ms{bubble}{loss}"
+    return f"step {row['step']} ({row['state']}): {count_noun(row['ops'], 'op')} in {span:.1f} ms{bubble}{loss}"
 
 
 def _summarize_messages(view: View) -> tuple[str, list[str]]:
@@ -90,38 +86,38 @@ def _summarize_messages(view: View) -> tuple[str, list[str]]:
     states = Counter(row["state"] for row in rows)
     marks = "".join(f", {states[state]} {word}" for state, word in MESSAGE_STATES.items() if states[state])
     # Times are relative to the first row: the workers' monotonic clocks have an arbitrary origin.
-    began = min([*(when(row) for row in rows), *(row["begin"] for row in together)], default=0.0)
-    lines = [(when(row), _message_line(view["workers"], row, began)) for row in rows]
+    began = min([*(row_time(row) for row in rows), *(row["begin"] for row in together)], default=0.0)
+    lines = [(row_time(row), _message_line(view["workers"], row, began)) for row in rows]
     lines += [(row["begin"], _collective_line(view["workers"], row, began)) for row in together]
-    done = f", {counted(len(together), 'collective')}" if together else ""
-    notices = f", {counted(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
+    done = f", {count_noun(len(together), 'collective')}" if together else ""
+    notices = f", {count_noun(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
     cut = "".join(f", last {len(every):,} of {row['all']:,} shown" for row in view["counts"].values())
-    first = f"{_count_workers(view)}, {counted(len(rows), 'message')}{marks}{done}{notices}{cut}"
+    first = f"{_count_workers(view)}, {count_noun(len(rows), 'message')}{marks}{done}{notices}{cut}"
     return first, [line for _, line in sorted(lines, key=lambda line: line[0])]
 
 
 def _collective_line(workers: Table, row: Row, began: float) -> str:
     at = f"  {(row['begin'] - began) * 1e3:8.1f} ms  {', '.join(row['members'])}:"
-    return f"{at} {collective(row, lambda id_: _worker_name(workers, id_))}"
+    return f"{at} {collective_text(row, lambda id_: _worker_name(workers, id_))}"
 
 
-def collective(row: Row, name: Callable[[int], str]) -> str:
+def collective_text(row: Row, name: Callable[[int], str]) -> str:
     """Return a collective as text: `all_reduce(SUM) of float32[4] in world #3, 1.2 ms, worker2 last, by 0.9 ms`."""
     shape = f" of {row['shape']}" if row["shape"] else ""
-    took = "" if row["end"] is None else f", {(row['end'] - row['begin']) * 1e3:.1f} ms"
+    duration = "" if row["end"] is None else f", {(row['end'] - row['begin']) * 1e3:.1f} ms"
     state = "" if row["state"] == "done" else f", {row['state']}"
     last = "" if row["last"] is None else f", {name(row['last'])} last, by {row['waited'] * 1e3:.1f} ms"
     missing = f", without {', '.join(row['missing'])}" if row["missing"] else ""
-    return f"{row['op']}{shape} in {row['group']} #{row['number']}{took}{state}{last}{missing}"
+    return f"{row['op']}{shape} in {row['group']} #{row['number']}{duration}{state}{last}{missing}"
 
 
 def _message_line(workers: Table, row: Row, began: float) -> str:
     ends = f"{_worker_name(workers, row['from'])} → {_worker_name(workers, row['to'])}"
     state = "" if row["state"] == "received" else f" ({MESSAGE_STATES[row['state']]})"
-    return f"  {(when(row) - began) * 1e3:8.1f} ms  {ends}: {row['words']}{state}"
+    return f"  {(row_time(row) - began) * 1e3:8.1f} ms  {ends}: {row['words']}{state}"
 
 
-def when(row: Row) -> float:
+def row_time(row: Row) -> float:
     """Return when a message was sent, or received or lost if its sending was not reported."""
     return float(next(row[name] for name in ("sent", "received", "lost") if row.get(name) is not None))
 
@@ -140,24 +136,24 @@ def _worker_line(row: Row) -> str:
 
 def _summarize_held(view: View) -> tuple[str, list[str]]:
     state, rows = view["stepper"]["0"], [view["held"][str(n)] for n in view["stepper"]["0"]["order"]]
-    first = f"{counted(len(rows), 'message')} held" if state["on"] else "no message is held any more"
+    first = f"{count_noun(len(rows), 'message')} held" if state["on"] else "no message is held any more"
     lines = [f"  {row['n']:>3}  {row['sender']} → {row['to']}  {row['words']}" for row in rows]
     return f"{first}; {state['delivered']} delivered, {state['dropped']} dropped", lines
 
 
 def _count_workers(view: View) -> str:
-    return counted(len(view["workers"]), "member")
+    return count_noun(len(view["workers"]), "member")
 
 
 def _left_out(view: View) -> str:
     lost = sum(worker["left_out"] for worker in view.get("workers", {}).values())
-    return f" ({counted(lost, 'event')} left out)" if lost else ""
+    return f" ({count_noun(lost, 'event')} left out)" if lost else ""
 
 
 def _worker_name(workers: Table, worker: int) -> str:
     return str(workers[str(worker)]["name"])
 
 
-def by_number(rref: str) -> list[int]:
+def rref_sort_key(rref: str) -> list[int]:
     """Return a sort key by which 0.9 precedes 0.10."""
     return [int(part) for part in rref.split(".")]

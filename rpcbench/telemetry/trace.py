@@ -20,23 +20,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rpcbench.base.charts import Bar, Chart, Mark, written
+from rpcbench.base.charts import Bar, Chart, Mark, write_picture
 from rpcbench.base.conditions import Event
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.base.ids import MESSAGES, Row, Table
-from rpcbench.pipeline.timeline import TRACK, TraceEvent, heads, in_microseconds, slice_of
+from rpcbench.pipeline.timeline import TRACK, TraceEvent, convert_to_microseconds, metadata_events, trace_slice
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.message_views import (
     Straggler,
-    began_since,
     clock_of,
     collectives_view,
+    drop_earlier_collectives,
+    find_stragglers,
     messages_view,
-    stragglers,
 )
 from rpcbench.telemetry.recording import save_text
-from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, World
 
@@ -47,12 +47,12 @@ SHORTEST = 1e-6
 _ASKS, _ANSWERS = ("Call", "Create", "Fetch"), ("Result", "Failure")
 
 
-def save(world: World, path: str | Path) -> Path:
+def save_trace(world: World, path: str | Path) -> Path:
     """Write the trace of a world to a file, and return its path."""
-    return save_text(path, json.dumps(chrome(world)))
+    return save_text(path, json.dumps(chrome_trace(world)))
 
 
-def chrome(
+def chrome_trace(
     world: World, more: Iterable[TraceEvent] = (), tracks: Mapping[int, Mapping[int, str]] | None = None
 ) -> dict[str, Any]:
     """Return the trace as data for JSON, in Chrome's trace event format.
@@ -73,10 +73,10 @@ def chrome(
     ]
     began = min((event["ts"] for event in events), default=0.0)
     for event in events:
-        in_microseconds(event, began)
+        convert_to_microseconds(event, began)
     left_out = {member["name"]: member["left_out"] for member in world.values() if member["left_out"]}
-    lanes = {id_: {**TRACKS, **(tracks or {}).get(id_, {})} for id_ in world}
-    names = [head for id_, member in world.items() for head in heads(id_, member["name"], lanes[id_])]
+    track_names = {id_: {**TRACKS, **(tracks or {}).get(id_, {})} for id_ in world}
+    names = [head for id_, member in world.items() for head in metadata_events(id_, member["name"], track_names[id_])]
     return {"traceEvents": [*names, *events], "displayTimeUnit": "ms", "otherData": {"left_out": left_out}}
 
 
@@ -86,25 +86,31 @@ def _operation_events(world: World) -> Iterator[TraceEvent]:
         ahead = clock_of(member).ahead
         for row in member["tables"].get("ops", {}).values():
             if row["end"] is not None:
-                yield slice_of(row, id_, ahead)
+                yield trace_slice(row, id_, ahead)
 
 
 def _call_events(messages: Table) -> Iterator[TraceEvent]:
     """Yield each answered call as recorded by its caller and by its callee."""
     # Asynchronous events ("b", "e"), as calls overlap: slices ("X") of one track must be nested.
     answers = {row["call"]: row for row in messages.values() if row["kind"] in _ANSWERS}
-    for ask in messages.values():
-        answer = answers.get(ask["call"])
-        if ask["kind"] in _ASKS and answer is not None:
-            yield from _span_events(ask, "calls made", ask["from"], ask["sent"], answer["received"])
-            yield from _span_events(ask, "calls run", ask["to"], ask["received"], answer["sent"])
+    for request in messages.values():
+        answer = answers.get(request["call"])
+        if request["kind"] in _ASKS and answer is not None:
+            yield from _span_events(request, "calls made", request["from"], request["sent"], answer["received"])
+            yield from _span_events(request, "calls run", request["to"], request["received"], answer["sent"])
 
 
-def _span_events(ask: Row, kind: str, member: int, begin: float | None, end: float | None) -> Iterator[TraceEvent]:
+def _span_events(request: Row, kind: str, member: int, begin: float | None, end: float | None) -> Iterator[TraceEvent]:
     if begin is None or end is None:
         return
-    about = {"name": ask["label"] or ask["kind"], "cat": kind, "pid": member, "tid": 0, "id": f"{kind} {ask['call']}"}
-    yield {"ph": "b", **about, "ts": begin, "args": {"call": ask["call"], "rrefs": ask["rrefs"]}}
+    about = {
+        "name": request["label"] or request["kind"],
+        "cat": kind,
+        "pid": member,
+        "tid": 0,
+        "id": f"{kind} {request['call']}",
+    }
+    yield {"ph": "b", **about, "ts": begin, "args": {"call": request["call"], "rrefs": request["rrefs"]}}
     yield {"ph": "e", **about, "ts": max(begin, end)}  # estimates of clocks can put the end before the beginning
 
 
@@ -163,7 +169,7 @@ class CollectiveTimeline:
         self._names = {int(worker["id"]): str(worker["name"]) for worker in view["workers"].values()}
 
     @staticmethod
-    def of(world: World, last: int | None = None, now: float | None = None) -> CollectiveTimeline:
+    def from_world(world: World, last: int | None = None, now: float | None = None) -> CollectiveTimeline:
         """Return the timeline of a collector's or a player's world.
 
         Args:
@@ -180,7 +186,7 @@ class CollectiveTimeline:
     @property
     def stragglers(self) -> list[Straggler]:
         """The members that came last, with counts and the sums of the waits that they caused, largest first."""
-        return stragglers(self.rows.values())
+        return find_stragglers(self.rows.values())
 
     @property
     def seconds(self) -> float:
@@ -203,12 +209,12 @@ class CollectiveTimeline:
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file that ends in .svg, .html or .txt, and return its path. Raises ValueError for others."""
-        return written(path, {".svg": self.svg, ".html": self.html, ".txt": self.text}, "a timeline")
+        return write_picture(path, {".svg": self.svg, ".html": self.html, ".txt": self.text}, "a timeline")
 
     @property
     def summary(self) -> str:
         """Text: the number of collectives, the members that kept others waiting, and those missing in running ones."""
-        count = counted(len(self.rows), "collective")
+        count = count_noun(len(self.rows), "collective")
         lines = [f"{count} in {self.seconds * 1e3:.1f} ms" if self.rows else "no collective was recorded"]
         whole = sum(row["last"] is not None for row in self.rows.values())
         for one in self.stragglers[:_NAMED]:
@@ -227,9 +233,9 @@ class CollectiveTimeline:
 
     @property
     def chart(self) -> Chart:
-        came = {row["worker"] for row in self._entries}
+        entered_workers = {row["worker"] for row in self._entries}
         meant = {name for row in self.rows.values() for name in row["members"]}
-        names = {id_: name for id_, name in self._names.items() if id_ in came or name in meant}
+        names = {id_: name for id_, name in self._names.items() if id_ in entered_workers or name in meant}
         # Bars of the last member are drawn last, so that no other bar hides them.
         bars = tuple(sorted(self._make_bars(), key=lambda bar: (bar.mark is LAST, bar.begin)))
         marks = tuple(mark for mark in _MARKS if any(bar.mark is mark for bar in bars))
@@ -237,14 +243,14 @@ class CollectiveTimeline:
 
     def _make_bars(self) -> Iterator[Bar]:
         for entry in self._entries:
-            row, lane, end = self.rows[entry["collective"]], entry["worker"], entry["end"]
+            row, worker, end = self.rows[entry["collective"]], entry["worker"], entry["end"]
             runs, until = end is None, max(self._now, entry["begin"]) if end is None else end
-            came = entry["begin"] + (entry["waited"] or 0.0)
+            last_entry = entry["begin"] + (entry["waited"] or 0.0)
             if entry["waited"]:
                 last = f"waits for {self._names[row['last']]}"
-                yield Bar(lane, entry["begin"], min(came, until), WAITS, (last, "waits"))
+                yield Bar(worker, entry["begin"], min(last_entry, until), WAITS, (last, "waits"))
             labels = (f"{row['op']} #{row['number']}", row["op"].partition("(")[0])
-            yield Bar(lane, min(came, until), until, _mark_of_part(row, entry), labels, runs)
+            yield Bar(worker, min(last_entry, until), until, _mark_of_part(row, entry), labels, runs)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -278,7 +284,7 @@ def collectives(last: int = 50) -> CollectiveTimeline:
     stop = collector.subscribe(lambda: None)
     try:
         collector.settle()
-        return CollectiveTimeline.of(collector.world(), last, time.monotonic())
+        return CollectiveTimeline.from_world(collector.world(), last, time.monotonic())
     finally:
         stop()
 
@@ -306,7 +312,7 @@ class Trace:
     @property
     def collectives(self) -> CollectiveTimeline:
         """The timeline of the collectives of the block."""
-        return CollectiveTimeline.of(self.world)
+        return CollectiveTimeline.from_world(self.world)
 
     def snapshot(self) -> Snapshot:
         """Return a picture of the messages, with text."""
@@ -314,10 +320,10 @@ class Trace:
 
     def save(self, path: str | Path) -> Path:
         """Write it as a trace for Perfetto and chrome://tracing, and return its path."""
-        return save(self.world, path)
+        return save_trace(self.world, path)
 
     def __str__(self) -> str:
-        return text(self.view)
+        return summarize_view(self.view)
 
 
 @contextmanager
@@ -340,10 +346,10 @@ def trace(collector: Collector | None = None) -> Iterator[Trace]:
 
 def _await_quiet(collector: Collector) -> bool:
     """Wait until no more messages follow, or `AFTERMATH_SECONDS` have passed; False if a member does not report."""
-    deadline, told, nothing = time.monotonic() + AFTERMATH_SECONDS, -1, Event()
+    deadline, report_count, nothing = time.monotonic() + AFTERMATH_SECONDS, -1, Event()
     while collector.settle():
-        told, before = _count_reports(collector.world()), told
-        if told == before or time.monotonic() > deadline:
+        report_count, before = _count_reports(collector.world()), report_count
+        if report_count == before or time.monotonic() > deadline:
             return True
         nothing.wait(QUIET_SECONDS)
     return False
@@ -363,7 +369,7 @@ def _world_since(world: World, before: World, began: float) -> World:
 
 
 def _member_since(member: dict[str, Any], before: dict[str, Any], began: float) -> dict[str, Any]:
-    member = began_since(member, began)
+    member = drop_earlier_collectives(member, began)
     began += clock_of(member).ahead
     tables: dict[str, Table] = dict(member["tables"])
     rows = tables.get("messages", {})

@@ -1,8 +1,8 @@
 """The views that panels show: pure functions from the tables of all workers to small dicts of plain data.
 
 A view is `{section: {key: row}}`. Rows are flat dicts for JSON, with strings and numbers below 2**53 (JavaScript's
-limit, so ids of contexts are strings). Panels, the command line and saved pictures all draw these dicts. `diff` and
-`patch` send changes in small messages: `patch(old, diff(old, new)) == new`, and unchanged rows are not copied.
+limit, so ids of contexts are strings). Panels, the command line and saved pictures all draw these dicts. `diff_views`
+and `patch_view` send changes in small messages: `patch(old, diff(old, new)) == new`, and unchanged rows are not copied.
 
 The views: RRefs and their forks; pipeline steps (place of each micro-batch, waits, memory of stages, idle shares); and
 the state of workers. Those of autograd contexts and of messages have files of their own.
@@ -31,7 +31,7 @@ from rpcbench.telemetry.worker_columns import activity_words, read_figures
 
 World = dict[int, dict[str, Any]]  # by id of the worker; see `Collector.world`
 View = dict[str, Table]  # section: key: row
-Delta = dict[str, "dict[str, Any] | None"]  # see `diff`
+Delta = dict[str, "dict[str, Any] | None"]  # see `diff_views`
 
 
 RREF_STATES = {
@@ -63,7 +63,7 @@ def rref_view(world: World) -> View:
     """
     forks: Table = {}
     types: dict[str, str] = {}
-    up = living(world)
+    up = living_members(world)
     # In order of authority: each later report of a fork replaces an earlier one, and its holder's own comes last.
     for worker, key, row in rows_of(up, "owned"):
         for fork in row["forks"]:
@@ -81,7 +81,7 @@ def rref_view(world: World) -> View:
         rrefs[fork["rref"]]["forks"] += 1
     # Ids without a member (a worker that has left) still need a row, or arrows would have no end.
     mentioned = {fork[end] for fork in forks.values() for end in ("owner", "holder", "parent")} - {None}
-    return {"workers": everybody(world, mentioned), "rrefs": rrefs, "forks": forks}
+    return {"workers": worker_rows(world, mentioned), "rrefs": rrefs, "forks": forks}
 
 
 def _fork_row(fork: str, rref: str, owner: int, holder: int, parent: int | None, state: str) -> Row:
@@ -122,7 +122,7 @@ def rows_of(world: World, table: str) -> Iterator[tuple[int, str, Row]]:
             yield worker, key, row
 
 
-def living(world: World) -> World:
+def living_members(world: World) -> World:
     """Return the members that are up: rows of lost ones are out of date."""
     return {worker: state for worker, state in world.items() if state["state"] == "up"}
 
@@ -131,14 +131,14 @@ def is_up(world: World, worker: int) -> bool:
     return worker in world and world[worker]["state"] == "up"
 
 
-def everybody(world: World, mentioned: Iterable[int]) -> Table:
+def worker_rows(world: World, mentioned: Iterable[int]) -> Table:
     """Return section `workers`: all members, and a row for each mentioned id that is not (or no longer) a member."""
     fields = ("id", "name", "state", "incarnation", "left_out")
     strangers = {str(i): dict(zip(fields, (i, f"id {i}", "unknown", 0, 0), strict=True)) for i in mentioned}
     return strangers | {str(i): {field: state[field] for field in fields} for i, state in world.items()}
 
 
-def diff(old: View, new: View) -> Delta:
+def diff_views(old: View, new: View) -> Delta:
     """Return the change from `old` to `new`: `{section: {"set": rows, "drop": keys}}`; None for a removed section."""
     delta: Delta = dict.fromkeys(old.keys() - new.keys())
     for section, rows in new.items():
@@ -150,7 +150,7 @@ def diff(old: View, new: View) -> Delta:
     return delta
 
 
-def patch(old: View, delta: Delta) -> View:
+def patch_view(old: View, delta: Delta) -> View:
     """Return `old` with `delta` applied; `old` itself does not change."""
     new = dict(old)
     for section, change in delta.items():
@@ -187,9 +187,9 @@ def pipeline_view(world: World) -> View:
     drawn += [pair for pair in known if not pair[0]["trains"]][-_UNTRAINED_DRAWN:]
     listed = {row["step"]: row for row, _ in (*drawn, *known[-STEPS_LISTED:])}
     return {
-        "workers": everybody(world, ()),
+        "workers": worker_rows(world, ()),
         "steps": {str(row["step"]): row for row in sorted(listed.values(), key=lambda row: float(row["begin"]))},
-        "lanes": {key: lane for row, step in drawn for key, lane in _step_worker_rows(row, step)},
+        "lanes": {key: worker_row for row, step in drawn for key, worker_row in _step_worker_rows(row, step)},
         "ops": {key: row for _, step in drawn for key, row in step.ops.items()},
     }
 
@@ -313,11 +313,13 @@ def workers_view(world: World) -> View:
     there = _members_to_list(world) | {
         int(key): _absent_member(int(key), row) for key, row in launched.items() if int(key) not in world
     }
-    asked = max((_health_row(member).get("question", 0) for member in there.values()), default=0)
+    latest_question = max((_health_row(member).get("question", 0) for member in there.values()), default=0)
     calls = Counter(row["to"] for member in there.values() for row in _member_table(member, "calls").values())
     return {
         "workers": {
-            str(i): _worker_row(member, launched.get(str(i), {}), asked, calls[i], _awaited_names(member, there))
+            str(i): _worker_row(
+                member, launched.get(str(i), {}), latest_question, calls[i], _awaited_names(member, there)
+            )
             for i, member in sorted(there.items())
         },
         "links": {
@@ -348,20 +350,22 @@ def _awaited_names(member: dict[str, Any], there: World) -> str:
     return f"{len(at)} workers" if len(at) > 2 else ", ".join(str(there[id_]["name"]) for id_ in at)
 
 
-def _worker_row(member: dict[str, Any], process: Row, asked: int, calls: int, awaits: str) -> Row:
-    told = _health_row(member) if member["state"] in ("up", "suspect") else {}
+def _worker_row(member: dict[str, Any], process: Row, latest_question: int, calls: int, awaits: str) -> Row:
+    health = _health_row(member) if member["state"] in ("up", "suspect") else {}
     # Compared with the latest answer of any member, not with the clock: if this process stalls, no member seems silent.
-    behind = asked - told.get("question", asked)
+    behind = latest_question - health.get("question", latest_question)
     silent = round(behind * PERIOD) if behind >= _SILENT else 0
     stopped = member["state"] == "up" and process.get("state") == "stopped"
-    peers = told.get("peers", {}).values()
-    cells = told.get("cells") or 0
-    waiting = max(0, told["waiting"] - cells) if told else None  # without the threads that wait for the end of a cell
+    peers = health.get("peers", {}).values()
+    cells = health.get("cells") or 0
+    waiting = (
+        max(0, health["waiting"] - cells) if health else None
+    )  # without the threads that wait for the end of a cell
     own = {name: member[name] for name in ("id", "name", "incarnation", "left_out")}
     row = {
-        **own, **{name: told.get(name) for name in ("pid", "host", "busy", "cells")}, **read_figures(told),
+        **own, **{name: health.get(name) for name in ("pid", "host", "busy", "cells")}, **read_figures(health),
         "state": "stopped" if stopped else member["state"],
-        "doing": _activity_of_member(told, bool(waiting or awaits), bool(silent)),
+        "doing": _activity_of_member(health, bool(waiting or awaits), bool(silent)),
         "waiting": waiting, "awaits": awaits, "calls": calls, "silent": silent,
         "under_way": sum(row["to"] != member["id"] for row in _member_table(member, "calls").values()),
         "ended": process.get("state", "") if member["state"] == "lost" else "",
@@ -370,12 +374,12 @@ def _worker_row(member: dict[str, Any], process: Row, asked: int, calls: int, aw
     return row | {"pid": row["pid"] or process.get("pid"), "now": activity_words(row)}
 
 
-def _activity_of_member(told: Row, waiting: bool, silent: bool) -> str:
-    if not told:
+def _activity_of_member(health: Row, waiting: bool, silent: bool) -> str:
+    if not health:
         return ""
     if silent:
         return "silent"
-    return "cell" if told["cells"] else "busy" if told["busy"] else "waits" if waiting else "idle"
+    return "cell" if health["cells"] else "busy" if health["busy"] else "waits" if waiting else "idle"
 
 
 def _health_row(member: dict[str, Any]) -> Row:

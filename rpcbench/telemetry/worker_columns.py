@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rpcbench.base.errors import counted, format_bytes
+from rpcbench.base.errors import count_noun, format_bytes
 from rpcbench.base.ids import Row, Table
 
 SHAPES: dict[str, type] = {"share": float, "bytes": int, "count": int, "text": str}
@@ -167,7 +167,7 @@ def activity_words(row: Row) -> str:
     if doing == "silent":
         return f"no answer for {row['silent']} s"
     if doing == "idle" and row["under_way"]:
-        return f"{counted(row['under_way'], 'call')} under way"
+        return f"{count_noun(row['under_way'], 'call')} under way"
     if doing == "waits":
         return f"waits for {awaits}" if awaits else "waits"
     queue = f", {more} more {'waits' if more == 1 else 'wait'}" if doing == "cell" and more > 0 else ""

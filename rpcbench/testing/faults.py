@@ -63,7 +63,7 @@ _LABEL = "the change of faults"  # of calls, in errors
 _IDS = ("rref", "fork", "context", "call", "message")  # fields of messages that identify their subject
 
 
-def of_program(message: m.Message) -> bool:
+def is_of_program(message: m.Message) -> bool:
     """Return whether a program caused the message, not the runtime itself."""
     return type(message) in _KINDS and not getattr(message, "call", 0) & OWN  # OWN marks calls of the runtime
 
@@ -94,7 +94,7 @@ class DelayQueue:
         self._order = count()
         self._running = False  # there is a thread; changed under the lock, so that it does not end with a job left
 
-    def after(self, seconds: float, job: Callable[[], None]) -> None:
+    def run_after(self, seconds: float, job: Callable[[], None]) -> None:
         """Run `job` in `seconds`. It must not raise."""
         with self._lock:
             heapq.heappush(self._jobs, (time.monotonic() + seconds, next(self._order), job))
@@ -152,7 +152,7 @@ class Rule:
     seconds: float = 0.0
     held: bool = False
 
-    def means(self, to: int, message: Message) -> bool:
+    def is_meant(self, to: int, message: Message) -> bool:
         if self.to is not None and self.to != to:
             return False
         return type(message).__name__ == self.which if isinstance(self.which, str) else self.which(message)
@@ -262,7 +262,7 @@ class Faults(Link):
             return [message_line(message) for _, _, message in self._held]
 
     # -- the link
-    def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
+    def handle_outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
         with self._lock:
             fates, what = self._decide_fate(to, seq, message)
             self._record_message(f"to {to}", seq, message, what)
@@ -270,16 +270,16 @@ class Faults(Link):
             raise ConnectionLostError(f"{type(message).__name__} to worker {to} was refused on purpose", False)
         for seconds in fates:
             if seconds:
-                self._later.after(seconds, lambda: self._send_late(to, seq, message))
+                self._later.run_after(seconds, lambda: self._send_late(to, seq, message))
             else:
-                super().outgoing(to, seq, message, may_wait)
+                super().handle_outgoing(to, seq, message, may_wait)
 
-    def incoming(self, source: int, seq: int, message: Message) -> None:
+    def handle_incoming(self, source: int, seq: int, message: Message) -> None:
         with self._lock:
             self._record_message(f"from {source}", seq, message, "")
-        super().incoming(source, seq, message)
+        super().handle_incoming(source, seq, message)
 
-    def closed(self) -> None:
+    def release_resources(self) -> None:
         self._later.clear()  # the agent has stopped: nothing could be sent
 
     # -- inside
@@ -297,7 +297,7 @@ class Faults(Link):
         _forget_oldest(self._tries)
         late = 0.0
         for rule in self._rules:
-            if rule.means(to, message):
+            if rule.is_meant(to, message):
                 if rule.held:
                     self._held.append((to, seq, message))
                     return [], "held"
@@ -319,11 +319,11 @@ class Faults(Link):
 
     def _send_late(self, to: int, seq: int, message: Message) -> None:
         with contextlib.suppress(RpcError):  # the sender has returned long ago; the protocol handles lost peers
-            super().outgoing(to, seq, message, False)
+            super().handle_outgoing(to, seq, message, False)
 
     def _record_message(self, where: str, seq: int, message: Message, what: str) -> None:
-        told = f"{time.monotonic() - self._began:9.4f}  {where} #{count_of(seq)} {message_line(message)}"
-        self._history.append(f"{told}: {what}" if what else told)
+        line = f"{time.monotonic() - self._began:9.4f}  {where} #{count_of(seq)} {message_line(message)}"
+        self._history.append(f"{line}: {what}" if what else line)
 
 
 def install(faults: Faults, agent: Agent | None = None) -> Faults:
@@ -333,7 +333,7 @@ def install(faults: Faults, agent: Agent | None = None) -> Faults:
         faults: Replaces any other link of the agent.
         agent: By default the agent of this process.
     """
-    (agent or current.current()).links.use(faults)
+    (agent or current.current_agent()).links.replace_links(faults)
     return faults
 
 
@@ -356,16 +356,16 @@ class DrillFaults(Faults):
         self._sent: Counter[int] = Counter()  # by receiver: messages of the program
         self._counts: Counter[str] = Counter()  # of faults, and of messages sent
 
-    def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
-        if of_program(message) and to != self._me:
-            super().outgoing(to, seq, message, may_wait)
+    def handle_outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
+        if is_of_program(message) and to != self._me:
+            super().handle_outgoing(to, seq, message, may_wait)
         else:
-            Link.outgoing(self, to, seq, message, may_wait)
+            Link.handle_outgoing(self, to, seq, message, may_wait)
 
-    def incoming(self, source: int, seq: int, message: Message) -> None:
-        Link.incoming(self, source, seq, message)  # not in the history: `counts` is of messages sent
+    def handle_incoming(self, source: int, seq: int, message: Message) -> None:
+        Link.handle_incoming(self, source, seq, message)  # not in the history: `message_counts` is of messages sent
 
-    def counts(self) -> dict[str, int]:
+    def message_counts(self) -> dict[str, int]:
         """Return how many messages were sent, lost, late and sent twice."""
         return {what: self._counts[what] for what in ("sent", "lost", "late", "twice")}
 
@@ -389,18 +389,18 @@ class DrillMember:
         self._agent = agent
         self._link: DrillFaults | None = None
 
-    def begin(self, settings: Settings) -> None:
-        self.end()
+    def begin_drill(self, settings: Settings) -> None:
+        self.end_drill()
         self._link = DrillFaults(self._agent.id, settings)
-        self._agent.links.add(self._link)
+        self._agent.links.add_link(self._link)
 
-    def end(self) -> dict[str, int]:
+    def end_drill(self) -> dict[str, int]:
         """Let all messages pass, and return the counts. Messages that are late are sent at their time."""
         link, self._link = self._link, None
         if link is None:
             return {}
-        self._agent.links.remove(link)
-        return link.counts()
+        self._agent.links.remove_link(link)
+        return link.message_counts()
 
 
 class Drill:
@@ -414,7 +414,7 @@ class Drill:
     @classmethod
     def of(cls, agent: Agent | None = None) -> Drill:
         """Return the drill of this agent's world, by default of the current agent's."""
-        return (agent or current.current()).part(cls)
+        return (agent or current.current_agent()).part(cls)
 
     @classmethod
     def on(
@@ -440,16 +440,16 @@ class Drill:
         self.settings = None
         total: Counter[str] = Counter()
         call = partial(self._agent.call, timeout=0, label=_LABEL, own=True)
-        asked = [call(member.id, end) for member in self._agent.members()]
-        for future in asked:
+        futures = [call(member.id, end_drill_here) for member in self._agent.members()]
+        for future in futures:
             with contextlib.suppress(RpcError):  # the member has left meanwhile
                 total.update(future.wait())
         return dict(total)
 
     def _begin_on_member(self, member: int, settings: Settings) -> None:
-        self._agent.call(member, begin, (settings,), timeout=0, label=_LABEL, own=True).wait()
+        self._agent.call(member, begin_drill_here, (settings,), timeout=0, label=_LABEL, own=True).wait()
         if self.settings is None:  # ended meanwhile: `off` may have told the member before it began
-            self._agent.call(member, end, timeout=0, label=_LABEL, own=True).wait()
+            self._agent.call(member, end_drill_here, timeout=0, label=_LABEL, own=True).wait()
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind == "joined" and (settings := self.settings) is not None:
@@ -457,11 +457,11 @@ class Drill:
                 self._begin_on_member(who.id, settings)
 
 
-def begin(settings: Settings) -> None:
+def begin_drill_here(settings: Settings) -> None:
     """Begin a drill at this member. Called on each member by `Drill`."""
-    current.current().part(DrillMember).begin(settings)
+    current.current_agent().part(DrillMember).begin_drill(settings)
 
 
-def end() -> dict[str, int]:
+def end_drill_here() -> dict[str, int]:
     """End the drill at this member. Called on each member by `Drill`."""
-    return current.current().part(DrillMember).end()
+    return current.current_agent().part(DrillMember).end_drill()

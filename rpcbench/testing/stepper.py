@@ -45,13 +45,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from rpcbench.base.conditions import Condition, Listeners
-from rpcbench.base.errors import RpcError, counted
+from rpcbench.base.errors import RpcError, count_noun
 from rpcbench.base.futures import Future
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.deadlocks import Watchdog
 from rpcbench.runtime.members import GONE, WorkerInfo
-from rpcbench.testing.faults import PROGRAM, message_ids, of_program
+from rpcbench.testing.faults import PROGRAM, is_of_program, message_ids
 from rpcbench.transport.base import Link
 from rpcbench.wire import messages as m
 from rpcbench.wire.messages import Message
@@ -66,26 +66,26 @@ class HeldMessage(NamedTuple):
 
 
 class HeldMessages(Link):
-    """A link that holds the messages for which `means(source, message)`, and calls `told` after each one."""
+    """A link that holds the messages for which `means(source, message)`, and calls `on_held` after each one."""
 
     lossy = True  # `drop` loses messages without breaking the connection: the protocol has to retransmit
 
-    def __init__(self, means: Callable[[int, Message], bool], told: Callable[[], object]) -> None:
+    def __init__(self, means: Callable[[int, Message], bool], on_held: Callable[[], object]) -> None:
         super().__init__()
         self._means = means
-        self._on_held = told
+        self._on_held = on_held
         self._lock = threading.Lock()  # not held while a message is delivered: the node may run for long
         self._held: dict[int, HeldMessage] = {}  # by key, in the order of arrival
         self._count = 0  # the next key
-        self._passes_all = False  # after `let_go()`: messages pass, though the link may not be removed yet
+        self._passes_all = False  # after `deliver_held()`: messages pass, though the link may not be removed yet
 
     @property
-    def held(self) -> dict[int, HeldMessage]:
+    def messages_by_key(self) -> dict[int, HeldMessage]:
         """Return the held messages by key, in the order of arrival."""
         with self._lock:
             return dict(self._held)
 
-    def incoming(self, source: int, seq: int, message: Message) -> None:
+    def handle_incoming(self, source: int, seq: int, message: Message) -> None:
         meant = self._means(source, message)
         with self._lock:
             if held := meant and not self._passes_all:
@@ -94,23 +94,23 @@ class HeldMessages(Link):
         if held:
             self._on_held()
         else:
-            super().incoming(source, seq, message)
+            super().handle_incoming(source, seq, message)
 
-    def take(self, key: int, deliver: bool) -> None:
+    def release_message(self, key: int, deliver: bool) -> None:
         """Deliver one message, and return once the node has handled it; or lose it. Harmless if it is not held."""
         with self._lock:
             waiting = self._held.pop(key, None)
         if waiting is not None and deliver:
-            super().incoming(*waiting)
+            super().handle_incoming(*waiting)
 
-    def let_go(self, source: int | None = None) -> None:
+    def deliver_held(self, source: int | None = None) -> None:
         """Deliver the held messages of member `source` in order; with None, all of them, and hold none any more."""
         with self._lock:
             self._passes_all = self._passes_all or source is None  # a member that is lost meanwhile changes nothing
             going = {key: one for key, one in self._held.items() if source in (None, one.source)}
             self._held = {key: one for key, one in self._held.items() if key not in going}
         for waiting in going.values():
-            super().incoming(*waiting)
+            super().handle_incoming(*waiting)
 
 
 class PausableClock:
@@ -125,16 +125,16 @@ class PausableClock:
         stands = self._stopped_at  # read once: another thread may start the clock
         return self._source() - self._offset if stands is None else stands
 
-    def stop(self) -> None:
+    def stop_clock(self) -> None:
         """Stop the clock. Harmless while it is stopped."""
         self._stopped_at = self()
 
-    def advance(self, seconds: float) -> None:
+    def advance_clock(self, seconds: float) -> None:
         """Advance the stopped clock by `seconds`."""
         assert self._stopped_at is not None, "only a stopped clock can be advanced"
         self._stopped_at += seconds
 
-    def go(self) -> None:
+    def resume_clock(self) -> None:
         """Run again from the time shown, so that no deadline is jumped over. Harmless while the clock runs."""
         if self._stopped_at is not None:
             self._offset = self._source() - self._stopped_at
@@ -143,7 +143,8 @@ class PausableClock:
 
 HELD = "step.held"  # the notice that carries a Report
 Report = dict[str, Any]
-"""{stepper, turn, rows}: the report with the higher turn is the later one; see `StepAgent.report`. Rows None: over."""
+"""{stepper, turn, rows}: the report with the higher turn is the later one; see `StepAgent.make_report`. Rows None:
+over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,9 @@ class StepAgent:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._holding = threading.Lock()  # held by `hold`, which a stepper may call twice at once; taken before `_lock`
+        self._holding = (
+            threading.Lock()
+        )  # held by `hold_messages`, which a stepper may call twice at once; taken before `_lock`
         self._lock = threading.RLock()  # guards the fields below; not held while messages are delivered
         self._command: StepCommand | None = None  # the current command; None while no stepper is on
         self._controller = -1  # id of the member with the stepper
@@ -172,52 +175,52 @@ class StepAgent:
         agent.on_member(self._member_changed)
 
     # -- requests of the stepper
-    def hold(self, desk: int, order: StepCommand) -> Report:
+    def hold_messages(self, controller: int, order: StepCommand) -> Report:
         """Begin to hold messages; deliver those of an earlier stepper, and notify that stepper. Idempotent."""
         with self._holding:
-            return self.report() if self._command == order else self._replace_command(desk, order)
+            return self.make_report() if self._command == order else self._replace_command(controller, order)
 
-    def _replace_command(self, desk: int, order: StepCommand) -> Report:
+    def _replace_command(self, controller: int, order: StepCommand) -> Report:
         before, over = self._controller, self._command
-        self.end()
+        self.stop_holding()
         if over is not None:
             self._agent.notify(before, HELD, {"stepper": over.stepper, "turn": self._turn, "rows": None})
         with self._lock:
-            self._controller, self._command = desk, order
+            self._controller, self._command = controller, order
             self._link = HeldMessages(self._is_meant, self._report_soon)
             if self._clock is None:
                 self._clock = PausableClock(self._agent.links.clock)
-            self._clock.stop()
+            self._clock.stop_clock()
             self._patience = self._swap_patience(0.0)  # waits for a person are no stalls: the log stays free of them
-            self._agent.links.run_by(self._clock)
-            self._agent.links.add(self._link)
-        return self.report()
+            self._agent.links.replace_clock(self._clock)
+            self._agent.links.add_link(self._link)
+        return self.make_report()
 
-    def take(self, key: int, deliver: bool) -> Report:
+    def release_message(self, key: int, deliver: bool) -> Report:
         if self._link is not None:
-            self._link.take(key, deliver)
-        return self.report()
+            self._link.release_message(key, deliver)
+        return self.make_report()
 
-    def advance(self, seconds: float) -> Report:
+    def advance_clock(self, seconds: float) -> Report:
         """Advance the clock by `seconds`."""
         with self._lock:
             if self._clock is not None and self._link is not None:
-                self._clock.advance(seconds)
-                self._agent.links.run_by(self._clock)  # the same clock again: deadlines are looked at anew
-        return self.report()
+                self._clock.advance_clock(seconds)
+                self._agent.links.replace_clock(self._clock)  # the same clock again: deadlines are looked at anew
+        return self.make_report()
 
-    def end(self, stepper: str | None = None) -> None:
+    def stop_holding(self, stepper: str | None = None) -> None:
         """Deliver all held messages and start the clock. Harmless if stepper `stepper` (None: any) holds none here."""
         with self._lock:
             if self._link is None or stepper not in (None, self._command and self._command.stepper):
                 return  # another stepper has taken over meanwhile: it keeps its messages
             assert self._clock is not None  # made with the first link
             link, self._link, self._command = self._link, None, None
-            self._clock.go()
+            self._clock.resume_clock()
             self._swap_patience(self._patience)
-            self._agent.links.run_by(self._clock)
-        link.let_go()  # while the link is still connected to the node
-        self._agent.links.remove(link)
+            self._agent.links.replace_clock(self._clock)
+        link.deliver_held()  # while the link is still connected to the node
+        self._agent.links.remove_link(link)
 
     def _swap_patience(self, seconds: float) -> float:
         """Set after how long the watchdog logs a wait, and return the value before."""
@@ -226,12 +229,12 @@ class StepAgent:
         return before
 
     # -- reports to the stepper
-    def report(self) -> Report:
+    def make_report(self) -> Report:
         """Return the held messages: rows of key, sender, kind, label and ids."""
         with self._lock:
             self._turn += 1
             turn, stepper = self._turn, self._command.stepper if self._command else ""
-            held = self._link.held if self._link is not None else {}
+            held = self._link.messages_by_key if self._link is not None else {}
         rows = [
             [key, source, type(message).__name__, self._label_of_message(message), message_ids(message)]
             for key, (source, _, message) in held.items()
@@ -241,15 +244,15 @@ class StepAgent:
     def _label_of_message(self, message: Message) -> str:
         """Return the name of the function that the message belongs to."""
         if isinstance(message, m.Result | m.Failure):  # a reply has no label: its call here has
-            asked = self._agent.machine.ask(lambda node: node.calls.outgoing.get(message.call))
-            return asked.label if asked else ""
+            call = self._agent.machine.read_node(lambda node: node.calls.outgoing.get(message.call))
+            return call.label if call else ""
         return getattr(message, "label", "to_here" if isinstance(message, m.Fetch) else "")
 
     def _is_meant(self, source: int, message: m.Message) -> bool:
         order = self._command
         if order is None or source == self._agent.id or type(message).__name__ not in order.kinds:
             return False
-        return of_program(message) and (not order.members or not order.members.isdisjoint((source, self._agent.id)))
+        return is_of_program(message) and (not order.members or not order.members.isdisjoint((source, self._agent.id)))
 
     def _report_soon(self) -> None:
         """Send a report from a pool thread. Messages that arrive together share one report."""
@@ -261,22 +264,22 @@ class StepAgent:
     def _report_held(self) -> None:
         with self._lock:
             self._report_scheduled = False
-            desk = self._controller
-        self._agent.notify(desk, HELD, self.report())
+            controller = self._controller
+        self._agent.notify(controller, HELD, self.make_report())
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         if kind not in GONE:
             return
         if who.id == self._controller:
-            self.end()  # no stepper is left that could deliver these messages
+            self.stop_holding()  # no stepper is left that could deliver these messages
         elif (link := self._link) is not None:
-            link.let_go(who.id)  # harmless: a node that has removed the member ignores its messages
+            link.deliver_held(who.id)  # harmless: a node that has removed the member ignores its messages
             self._report_soon()
 
 
-def at(deed: Callable[..., Any], *args: Any) -> Any:
+def call_step_agent(deed: Callable[..., Any], *args: Any) -> Any:
     """Call a method of this member's StepAgent. Called on each member by the stepper."""
-    return deed(current.current().part(StepAgent), *args)
+    return deed(current.current_agent().part(StepAgent), *args)
 
 
 _LINES = 20  # messages that `str(stepper)` lists
@@ -330,16 +333,16 @@ class Stepper:
         Raises:
             ValueError: A kind is unknown.
         """
-        agent, kinds = agent or current.current(), frozenset(kinds)
+        agent, kinds = agent or current.current_agent(), frozenset(kinds)
         if unknown := kinds - PROGRAM.keys():
             there = ", ".join(PROGRAM)
             raise ValueError(f"unknown kind of message: {', '.join(sorted(unknown))}; use some of: {there}")
-        desk = agent.part(_StepperReports)
+        dispatcher = agent.part(_StepperReports)
         order = StepCommand(
-            f"{agent.id}.{next(desk.numbers)}", kinds, frozenset(agent.member(one).id for one in members)
+            f"{agent.id}.{next(dispatcher.numbers)}", kinds, frozenset(agent.member(one).id for one in members)
         )
         stepper = cls(agent, order)
-        desk.begin(stepper)
+        dispatcher.begin_stepper(stepper)
         return stepper
 
     @classmethod
@@ -371,12 +374,12 @@ class Stepper:
             RpcError: Fewer messages are held after `timeout` seconds, or the stepper has ended.
         """
 
-        def there() -> list[Held]:
+        def held_of_kind() -> list[Held]:
             return [row for row in self.held if kind in (None, row.kind)]
 
-        self._changes.wait_for(lambda: len(there()) >= count or not self._on, timeout)
-        if len(found := there()) < count:
-            what = counted(count, kind or "message")
+        self._changes.wait_for(lambda: len(held_of_kind()) >= count or not self._on, timeout)
+        if len(found := held_of_kind()) < count:
+            what = count_noun(count, kind or "message")
             raise RpcError(f"waited {timeout:g} s for {what} to be held; there are:\n{self}")
         return found
 
@@ -406,39 +409,41 @@ class Stepper:
         """Advance the clocks of all members by `seconds`, for deadlines and retries."""
         # In strides: each retry sets the time of the next one, so one long stride would cause a single retry.
         while self._on and seconds > 0:
-            self._call_all_members(StepAgent.advance, min(seconds, _STRIDE))
+            self._call_all_members(StepAgent.advance_clock, min(seconds, _STRIDE))
             seconds -= _STRIDE
 
     def go(self) -> None:
         """Deliver all messages, hold none any more, and start the clocks again. Idempotent."""
         if self._on:
             self._on = False  # first: reports that arrive from now on are ignored
-            self._call_all_members(StepAgent.end, self._command.stepper)
-            self.ended()
+            self._call_all_members(StepAgent.stop_holding, self._command.stepper)
+            self.stepper_ended()
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake`, from any thread, after each change, until the returned function is called."""
-        return self._listeners.add(wake)
+        return self._listeners.add_callback(wake)
 
     def submit(self, job: Callable[[], object]) -> None:
         """For the runtime: run `job` on a pool thread."""
         self._agent.submit(job)
 
     # -- called by `_StepperReports`
-    def began(self, member: int) -> None:
+    def member_joined(self, member: int) -> None:
         """For the runtime: hold the messages that arrive at `member`, too."""
-        self.heard(member, self._call_member(member, StepAgent.hold, self._agent.id, self._command).wait())
+        self.report_received(
+            member, self._call_member(member, StepAgent.hold_messages, self._agent.id, self._command).wait()
+        )
         if not self._on:  # released meanwhile: `go` may have told the member before it held messages
-            self._call_member(member, StepAgent.end, self._command.stepper).wait()
+            self._call_member(member, StepAgent.stop_holding, self._command.stepper).wait()
 
-    def heard(self, member: int, report: Report) -> None:
+    def report_received(self, member: int, report: Report) -> None:
         """For the runtime: replace the rows of a member by those of its report. Reports may arrive in any order."""
         if not self._on or report["stepper"] != self._command.stepper:
             return
         if report["rows"] is None:
-            self.ended()  # a stepper of another member has taken over
+            self.stepper_ended()  # a stepper of another member has taken over
             return
-        names = self._agent.member_table.name
+        names = self._agent.member_table.member_name
         with self._lock:
             if report["turn"] <= self._turns.get(member, -1):
                 return  # a later report has been applied
@@ -452,14 +457,14 @@ class Stepper:
                     self._rows[n] = member, key, Held(n, names(source), names(member), kind, label, about)
         self._notify_listeners()
 
-    def lost(self, member: int) -> None:
+    def member_lost(self, member: int) -> None:
         """For the runtime: forget a member that has left, and the messages that it held."""
         with self._lock:
             self._turns.pop(member, None)
             self._rows = {n: row for n, row in self._rows.items() if row[0] != member}
         self._notify_listeners()
 
-    def ended(self) -> None:
+    def stepper_ended(self) -> None:
         self._on = False
         with self._lock:
             self._rows.clear()
@@ -475,7 +480,7 @@ class Stepper:
             self.delivered += deliver
             self.dropped += not deliver
         self._notify_listeners()
-        self.heard(member, self._call_member(member, StepAgent.take, key, deliver).wait())
+        self.report_received(member, self._call_member(member, StepAgent.release_message, key, deliver).wait())
         return row
 
     def _resolve_number(self, n: int | None) -> int | None:
@@ -486,24 +491,26 @@ class Stepper:
 
     def _call_member(self, member: int, deed: Callable[..., Any], *args: Any) -> Future[Any]:
         # No limit: the clocks stand still.
-        return self._agent.call(member, at, (deed, *args), timeout=0, label="a deed of the stepper", own=True)
+        return self._agent.call(
+            member, call_step_agent, (deed, *args), timeout=0, label="a deed of the stepper", own=True
+        )
 
     def _call_all_members(self, deed: Callable[..., Any], *args: Any) -> None:
         """Call a method of the StepAgent of every member, and wait for all."""
-        asked = (
+        futures = (
             [self._call_member(info.id, deed, *args) for info in self._agent.members()] if self._agent.running else []
         )
-        for future in asked:
+        for future in futures:
             with contextlib.suppress(RpcError):  # a member that is lost meanwhile has ended its own part
                 future.wait()
 
     def _notify_listeners(self) -> None:
         self._changes.notify_all()
-        self._listeners.notify()
+        self._listeners.notify_listeners()
 
     def __repr__(self) -> str:
         count = len(self.held)
-        state = f"{counted(count, 'message')} held" if self._on else "off, no message is held"
+        state = f"{count_noun(count, 'message')} held" if self._on else "off, no message is held"
         return f"<stepper: {state}; {self.delivered} delivered, {self.dropped} dropped>"
 
     def _ipython_display_(self) -> None:
@@ -531,31 +538,31 @@ class _StepperReports:
         agent.on_member(self._member_changed)
         agent.hooks.on_end.append(self._agent_stopped)
 
-    def begin(self, stepper: Stepper) -> None:
+    def begin_stepper(self, stepper: Stepper) -> None:
         if self.stepper is not None:
             self.stepper.go()
         self.stepper = stepper
         try:
             for info in self._agent.members():
-                stepper.began(info.id)
+                stepper.member_joined(info.id)
         except BaseException:  # Ctrl-C, too: no member may keep its messages and a stopped clock
             stepper.go()
             raise
 
     def _report_received(self, source: int, report: Report) -> None:
         if self.stepper is not None:
-            self.stepper.heard(source, report)
+            self.stepper.report_received(source, report)
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         stepper = self.stepper
         if stepper is None or not stepper.is_on:
             return
         if kind in GONE:
-            stepper.lost(who.id)
+            stepper.member_lost(who.id)
         elif kind == "joined":
             with contextlib.suppress(RpcError):  # it has left again
-                stepper.began(who.id)
+                stepper.member_joined(who.id)
 
     def _agent_stopped(self) -> None:
         if self.stepper is not None:
-            self.stepper.ended()
+            self.stepper.stepper_ended()

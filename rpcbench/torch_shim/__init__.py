@@ -3,9 +3,9 @@
 It also replaces the C++ modules below them, torch._C._distributed_{rpc,autograd}, from which libraries import classes.
 Names of torch's own runtime without a counterpart here can be imported, and raise NotImplementedError on use.
 
-`bind()` replaces the modules in this process. With `environment()` a new Python process, and every process that it
-starts in turn, does so itself as soon as torch is imported (`site/sitecustomize.py`). Only these names change: modules
-that imported them before keep torch's.
+`bind_modules()` replaces the modules in this process. With `extend_environment()` a new Python process, and every
+process that it starts in turn, does so itself as soon as torch is imported (`site/sitecustomize.py`). Only these names
+change: modules that imported them before keep torch's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["VARIABLE", "bind", "environment"]
+__all__ = ["VARIABLE", "bind_modules", "extend_environment"]
 
 VARIABLE = "RPCBENCH_REBIND"  # set in processes that replace the modules themselves
 _SITE = Path(__file__).parent / "site"  # goes first on PYTHONPATH
@@ -84,7 +84,7 @@ class _NotOffered(type):
         cls()
 
 
-def bind() -> None:
+def bind_modules() -> None:
     """Replace the modules: later imports of them get ours. torch must be imported already."""
     for theirs, ours in _MODULES.items():
         module = importlib.import_module(ours)
@@ -100,7 +100,7 @@ def bind() -> None:
             setattr(sys.modules[package], name, getattr(sys.modules[ours], name))
 
 
-def environment(base: Mapping[str, str]) -> dict[str, str]:
+def extend_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment `base`, extended for processes that are to replace the modules themselves."""
     path = [str(_SITE), *filter(None, [base.get("PYTHONPATH")])]
     return {**base, VARIABLE: "1", "PYTHONPATH": os.pathsep.join(path)}

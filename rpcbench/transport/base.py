@@ -1,8 +1,8 @@
 """The interface of streams, the interceptor of all messages of an agent, and an agent's connection to itself.
 
 A `Link` intercepts all messages between an agent and its connections, on every transport: recording, faults, holding
-and reordering are subclasses that override `outgoing` and `incoming`. On a `MemoryConnection` messages pass through
-memory, in order, and are copied as a socket would copy them.
+and reordering are subclasses that override `handle_outgoing` and `handle_incoming`. On a `MemoryConnection` messages
+pass through memory, in order, and are copied as a socket would copy them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stream(Protocol):
     def pending(self) -> bool:
         """Whether received bytes are buffered in this process, which no poll of the descriptor reports."""
 
-    def share(self, deadline: float, last: bool) -> None:
+    def share_memory(self, deadline: float, last: bool) -> None:
         """Share memory with the peer, if possible. `last`: this side sends the last word. OSError past the deadline."""
 
     def read_into(self, target: memoryview, /) -> int:
@@ -41,16 +41,16 @@ class Stream(Protocol):
         """Write all of `parts`, in order, and empty the list. BlockingIOError where that would have to wait and
         `may_wait` is False; a later call with the rest, which is left in `parts`, continues."""
 
-    def limit(self, seconds: float | None) -> None:
+    def set_time_limit(self, seconds: float | None) -> None:
         """Limit each later read and write to `seconds`, after which it raises TimeoutError; None: no limit."""
 
-    def silence(self) -> float | None:
+    def silence_seconds(self) -> float | None:
         """Return the seconds since the peer's host last acknowledged any data; None where the system cannot tell."""
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """End both directions: pending reads and writes return. Idempotent."""
 
-    def release(self) -> None:
+    def close_descriptor(self) -> None:
         """Close the descriptor, once no thread reads or writes."""
 
 
@@ -72,20 +72,20 @@ class Link:
         self._transmit: Transmit | None = None
         self._deliver: Deliver | None = None
 
-    def attach(self, transmit: Transmit, deliver: Deliver) -> None:
+    def attach_callbacks(self, transmit: Transmit, deliver: Deliver) -> None:
         self._transmit, self._deliver = transmit, deliver
 
-    def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
+    def handle_outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
         """Handle a message that the agent sends."""
         assert self._transmit is not None
         self._transmit(to, seq, message, may_wait)
 
-    def incoming(self, source: int, seq: int, message: Message) -> None:
+    def handle_incoming(self, source: int, seq: int, message: Message) -> None:
         """Handle a message that was received."""
         assert self._deliver is not None
         self._deliver(source, seq, message)
 
-    def closed(self) -> None:
+    def release_resources(self) -> None:
         """Release resources: the agent has stopped."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)

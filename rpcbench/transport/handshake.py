@@ -24,8 +24,9 @@ Guarantees
 #
 # A proof is an HMAC-SHA256, under the secret, of the role and both hellos. Records have a fixed size, so each side
 # knows how many bytes to read before it has parsed any. The verdict holds the reason of a refusal, or the incarnation
-# that the dialler has asked for (UNBORN). `dial` and `listen` are generators: they yield (bytes to send, count of bytes
-# to read then), receive these bytes, and return the identity of the peer; `addresses` drives them over a stream.
+# that the dialler has asked for (UNBORN). `handshake_as_dialler` and `handshake_as_listener` are generators: they yield
+# (bytes to send, count of bytes to read then), receive these bytes, and return the identity of the peer; `addresses`
+# drives them over a stream.
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ import torch
 
 from rpcbench.base.config import PROTOCOL
 from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
-from rpcbench.transport.preambles import NONCE, PROOF, proof_of
+from rpcbench.transport.preambles import NONCE, PROOF, make_proof
 from rpcbench.wire.encoding import encode_plain
 
 
@@ -56,7 +57,7 @@ class Versions(NamedTuple):
     cloudpickle: str
 
     @property
-    def needed(self) -> tuple[int, list[str]]:
+    def required_versions(self) -> tuple[int, list[str]]:
         """The versions that must be equal: functions that are sent by value need the same minor version of Python."""
         return self.protocol, self.python.split(".")[:2]
 
@@ -146,7 +147,9 @@ def _parse_hello(record: bytes, me: Identity) -> Identity:
         _check_types(theirs, (int, str, str, str))
         if magic != MAGIC:
             raise ValueError("not an rpcbench hello")
-        if me.versions.needed != theirs.needed:  # before the fields that another version may not have
+        if (
+            me.versions.required_versions != theirs.required_versions
+        ):  # before the fields that another version may not have
             raise VersionMismatch(str(me.versions), str(theirs), "the peer")
         *who, nonce = fields[4:]
         if len(nonce) != NONCE:
@@ -172,21 +175,23 @@ def _verify_proof(given: bytes, expected: bytes) -> None:
         raise AuthenticationError("the peer does not know this cluster's secret")
 
 
-def dial(me: Identity, secret: bytes) -> Handshake:
+def handshake_as_dialler(me: Identity, secret: bytes) -> Handshake:
     """Run the dialler's side; return the listener's identity. RefusedError with the reason if it does not admit us."""
     mine = _make_hello(me)
     theirs = yield mine, RECORD
     peer = _parse_hello(theirs, me)
-    answer = yield proof_of(secret, b"dialler", mine, theirs), PROOF + VERDICT
+    answer = yield make_proof(secret, b"dialler", mine, theirs), PROOF + VERDICT
     verdict = answer[PROOF:]
-    _verify_proof(answer[:PROOF], proof_of(secret, b"listener", mine, theirs, verdict))  # only then is the verdict read
+    _verify_proof(
+        answer[:PROOF], make_proof(secret, b"listener", mine, theirs, verdict)
+    )  # only then is the verdict read
     reason, again, offer = _read_verdict(verdict)
     if reason:
         raise RefusedError(f"{peer.name} does not let this process in: {reason}", again)
     return replace(peer, offer=offer)
 
 
-def listen(
+def handshake_as_listener(
     me: Identity, secret: bytes, objection: Object = lambda peer: None, offer: Offer = lambda peer: 0
 ) -> Handshake:
     """Run the listener's side; return the dialler's identity. RefusedError if the dialler was not admitted."""
@@ -198,11 +203,11 @@ def listen(
         yield mine, 0  # so that the dialler raises VersionMismatch, too
         raise
     proof = yield mine, PROOF
-    _verify_proof(proof, proof_of(secret, b"dialler", theirs, mine))
+    _verify_proof(proof, make_proof(secret, b"dialler", theirs, mine))
     against = _wrong_world(me, peer) or objection(peer)
     given = offer(peer) if against is None and peer.incarnation == NO_INCARNATION else 0
     verdict = _encode_verdict(against or Objection(""), given)
-    yield proof_of(secret, b"listener", theirs, mine, verdict) + verdict, 0  # a refusal carries a proof, too
+    yield make_proof(secret, b"listener", theirs, mine, verdict) + verdict, 0  # a refusal carries a proof, too
     if against is not None:
         raise RefusedError(f"{peer.name} was not let in: {against.reason}", against.again)
     return peer

@@ -58,7 +58,7 @@ def _digest_of_parts(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def is_here(host: str) -> bool:
+def is_this_host(host: str) -> bool:
     """Return whether a name or address belongs to this host. OSError for a name without an address."""
     known = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
     found = _resolve_addresses(host)
@@ -69,7 +69,7 @@ def is_here(host: str) -> bool:
 def canonical_name(host: str) -> str:
     """Return one name for all names and addresses of a host, as this host sees it; of itself it is "localhost"."""
     try:
-        return "localhost" if is_here(host) else min(_resolve_addresses(host))
+        return "localhost" if is_this_host(host) else min(_resolve_addresses(host))
     except OSError:  # whoever dials it reports that
         return host.lower()
 

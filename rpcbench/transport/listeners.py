@@ -111,7 +111,7 @@ class SocketListener:
             finally:
                 self._turn.release()
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         for sock in (self._sock, self._ending, self._end):
             sock.close()
 
@@ -135,7 +135,7 @@ class TcpListener(SocketListener):
         self._lobby = Lobby(sock, Preambles(secret), refusals)
 
     def _next_socket(self) -> socket.socket:
-        while (sock := self._lobby.next()) is None:
+        while (sock := self._lobby.next_admitted()) is None:
             self._wait_readable(self._lobby, self._lobby.seconds_left())
         return sock
 
@@ -143,12 +143,12 @@ class TcpListener(SocketListener):
         self._lobby.close()
         super()._close_sockets()
 
-    def open(self, sock: socket.socket, deadline: float) -> Stream:
-        return SocketStream(tuned(sock))
+    def open_stream(self, sock: socket.socket, deadline: float) -> Stream:
+        return SocketStream(disable_delay(sock))
 
-    def forked(self) -> None:
-        self._lobby.forked()
-        super().forked()
+    def after_fork(self) -> None:
+        self._lobby.after_fork()
+        super().after_fork()
 
 
 def _listen_error_text(place: str, error: OSError) -> str:
@@ -168,7 +168,7 @@ def connect_tcp(place: str, preamble: bytes, deadline: float) -> Stream:
 
 
 def connect_socket(place: str, preamble: bytes, deadline: float) -> socket.socket:
-    sock = tuned(socket.create_connection(split_address(place), max(0.001, deadline - time.monotonic())))
+    sock = disable_delay(socket.create_connection(split_address(place), max(0.001, deadline - time.monotonic())))
     try:
         sock.sendall(preamble)
         sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -182,7 +182,7 @@ def connect_socket(place: str, preamble: bytes, deadline: float) -> socket.socke
     return sock
 
 
-def tuned(sock: socket.socket) -> socket.socket:
+def disable_delay(sock: socket.socket) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's algorithm would delay small messages
     return sock
 
@@ -225,8 +225,8 @@ _CRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 class LocalStream(SocketStream):
     """A stream between two processes that can share memory."""
 
-    def share(self, deadline: float, last: bool) -> None:
-        self.store = shared_memory.exchange(self._sock, deadline, last)
+    def share_memory(self, deadline: float, last: bool) -> None:
+        self.store = shared_memory.exchange_memory(self._sock, deadline, last)
 
 
 class LocalListener(SocketListener):
@@ -241,7 +241,7 @@ class LocalListener(SocketListener):
         sock.listen(128)
         super().__init__(sock)
 
-    def open(self, sock: socket.socket, deadline: float) -> LocalStream:
+    def open_stream(self, sock: socket.socket, deadline: float) -> LocalStream:
         """Return the stream of an accepted socket. AuthenticationError for a process of another user."""
         if hasattr(socket, "SO_PEERCRED"):
             _same_user(sock)
@@ -278,12 +278,12 @@ def _same_user(sock: socket.socket) -> None:
 
 def _clear_stale(path: Path) -> None:
     """Remove the socket file of a process that has died; NotConnectedError where a process still listens on it."""
-    if somebody_listens(path):
+    if is_socket_listening(path):
         raise NotConnectedError(f"another process already listens on {path}: does this worker run already?")
     path.unlink(missing_ok=True)
 
 
-def somebody_listens(path: Path) -> bool:
+def is_socket_listening(path: Path) -> bool:
     """Return whether a process listens on a socket file; False where there is no file. Does not wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)

@@ -1,10 +1,10 @@
 """The lobby of a TCP listener: connections that have not shown yet that they come from a process with the secret.
 
 Guarantees
-- No stranger gets past it: a connection leaves the lobby once its first bytes are a right `preambles.preamble`, and
-  ends if they are anything else. So a stranger costs a descriptor and some microseconds, no thread and no TLS.
+- No stranger gets past it: a connection leaves the lobby once its first bytes are a right `preambles.make_preamble`,
+  and ends if they are anything else. So a stranger costs a descriptor and some microseconds, no thread and no TLS.
 - Strangers cannot keep members out. All connections are accepted at once, so no member waits behind strangers in the
-  backlog. At most `most_waiting()` stay in the lobby, each for HANDSHAKE_SECONDS at most. The next one displaces the
+  backlog. At most `max_waiting()` stay in the lobby, each for HANDSHAKE_SECONDS at most. The next one displaces the
   oldest one of the host that has most; a member's preamble has usually come by then, as it is sent first.
 - A displaced member sees a connection that broke, and dials again; one with another secret sees an orderly end.
 - An eavesdropper can use a recorded preamble once for each listener that it was not meant for, and gets a handshake.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from rpcbench.base.config import HANDSHAKE_SECONDS
-from rpcbench.base.errors import counted
+from rpcbench.base.errors import count_noun
 from rpcbench.transport.preambles import PREAMBLE, WELCOME, Preambles
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # they last, unlike the error of one peer
@@ -39,7 +39,7 @@ _PASSED = (BlockingIOError, ConnectionAbortedError, InterruptedError)  # of `acc
 _log = logging.getLogger("rpcbench")
 
 
-def most_waiting() -> int:
+def max_waiting() -> int:
     """Return how many connections may wait: a quarter of the descriptors that this process may open, 4096 at most."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if allowed == resource.RLIM_INFINITY else min(_MOST, max(1, allowed // 4))
@@ -53,23 +53,23 @@ class Refusals:
         self.count = 0
         self._strangers: Counter[str] = Counter()  # host → connections without a right preamble
 
-    def add(self) -> None:
+    def count_refusal(self) -> None:
         """Count a connection that ended in the handshake."""
         with self._lock:
             self.count += 1
 
-    def add_stranger(self, host: str) -> None:
+    def count_stranger(self, host: str) -> None:
         """Count a connection that ended in the lobby."""
         with self._lock:
             self.count += 1
             known = host in self._strangers or len(self._strangers) < _HOSTS
             self._strangers[host if known else "other addresses"] += 1
 
-    def complaint(self) -> str:
+    def describe_strangers(self) -> str:
         """Name the hosts of refused strangers, for the error of a wait for members; "" if there are none."""
         with self._lock:
-            told = [f"{counted(n, 'connection')} from {host}" for host, n in self._strangers.items()]
-        return f"; {' and '.join(told)} did not prove to belong to this world" if told else ""
+            parts = [f"{count_noun(n, 'connection')} from {host}" for host, n in self._strangers.items()]
+        return f"; {' and '.join(parts)} did not prove to belong to this world" if parts else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,14 +79,14 @@ class _Visitor:
     sock: socket.socket
     host: str
     until: float  # when it is refused, in seconds of the monotonic clock
-    heard: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
 
 class Lobby:
     """The connections to one listening socket, for one thread. `refusals` counts those that end here.
 
-    The thread takes connections by `next` until there is none, and then waits until `fileno()` is readable, for
-    `seconds_left()` at most.
+    The thread takes connections by `next_admitted` until there is none, and then waits until `fileno()` is readable,
+    for `seconds_left()` at most.
     """
 
     def __init__(self, listening: socket.socket, preambles: Preambles, refusals: Refusals) -> None:
@@ -108,7 +108,7 @@ class Lobby:
             return None
         return max(0.0, next(iter(self._visitors)).until - time.monotonic())
 
-    def next(self) -> socket.socket | None:
+    def next_admitted(self) -> socket.socket | None:
         """Return a connection with a right preamble, None if none has come. Does not wait. OSError as of `accept`."""
         if not self._welcome:
             self._process_events()
@@ -149,15 +149,15 @@ class Lobby:
     def _check_preamble(self, visitor: _Visitor) -> bool | None:
         """Read what has come, at most the preamble; return whether it is right, None while it is incomplete."""
         try:
-            data = visitor.sock.recv(PREAMBLE - len(visitor.heard))
+            data = visitor.sock.recv(PREAMBLE - len(visitor.received))
         except BlockingIOError:
             return None
         except OSError:  # the peer has reset the connection
             return False
-        visitor.heard += data
-        if data and len(visitor.heard) < PREAMBLE:
+        visitor.received += data
+        if data and len(visitor.received) < PREAMBLE:
             return None
-        return self._preambles.accept(bytes(visitor.heard))
+        return self._preambles.is_acceptable(bytes(visitor.received))
 
     def _admit_or_refuse(self, visitor: _Visitor, right: bool) -> None:
         if right:
@@ -166,7 +166,7 @@ class Lobby:
             visitor.sock.setblocking(True)
             self._welcome.append(visitor.sock)
         else:
-            self._refusals.add_stranger(visitor.host)
+            self._refusals.count_stranger(visitor.host)
             with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it
                 visitor.sock.close()
 
@@ -178,7 +178,7 @@ class Lobby:
             return
         self._visitors[visitor] = None
         self._hosts.setdefault(visitor.host, {})[visitor] = None
-        if len(self._visitors) > most_waiting():
+        if len(self._visitors) > max_waiting():
             self._displace_oldest()
 
     def _displace_oldest(self) -> None:
@@ -214,9 +214,9 @@ class Lobby:
         """End all connections that wait. Idempotent."""
         for visitor in list(self._visitors):
             self._dismiss_visitor(visitor)
-        self.forked()
+        self.after_fork()
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """Close the descriptors in a forked child. The selector is the parent's too, so nothing is taken out of it."""
         self._selector.close()
         for sock in [*self._welcome, *(visitor.sock for visitor in self._visitors)]:

@@ -21,7 +21,7 @@ WELCOME = b"\1"
 _MOST_NONCES = 1 << 16  # a member would have to dial one listener as often before one of them is accepted again
 
 
-def proof_of(secret: bytes, role: bytes, *said: bytes) -> bytes:
+def make_proof(secret: bytes, role: bytes, *said: bytes) -> bytes:
     """Return the proof, PROOF bytes, that the maker has the secret.
 
     Args:
@@ -32,10 +32,10 @@ def proof_of(secret: bytes, role: bytes, *said: bytes) -> bytes:
     return hmac.new(secret, role + b"".join(said), hashlib.sha256).digest()
 
 
-def preamble(secret: bytes) -> bytes:
+def make_preamble(secret: bytes) -> bytes:
     """Return the first PREAMBLE bytes of a dialler over TCP. Each is for one connection."""
     nonce = secrets.token_bytes(NONCE)
-    return nonce + proof_of(secret, b"preamble", nonce)
+    return nonce + make_proof(secret, b"preamble", nonce)
 
 
 class Preambles:
@@ -49,10 +49,10 @@ class Preambles:
         self._secret = secret
         self._used: dict[bytes, None] = {}  # nonces, by age; only processes with the secret can add any
 
-    def accept(self, given: bytes) -> bool:
+    def is_acceptable(self, given: bytes) -> bool:
         """Return whether a preamble is right and was not used before."""
         nonce, proof = given[:NONCE], given[NONCE:]
-        if nonce in self._used or not hmac.compare_digest(proof, proof_of(self._secret, b"preamble", nonce)):
+        if nonce in self._used or not hmac.compare_digest(proof, make_proof(self._secret, b"preamble", nonce)):
             return False
         self._used[nonce] = None
         if len(self._used) > _MOST_NONCES:

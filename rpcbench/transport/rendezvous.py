@@ -38,11 +38,11 @@ class Rendezvous:
         self._lock = directory / "lock"
         self._failure = directory / "failure"
 
-    def find(self) -> str:
+    def find_leader(self) -> str:
         """Return the leader's address. FileNotFoundError where no process leads (yet)."""
         return self._read_note().address
 
-    def found(self, world: int, address: str) -> bool:
+    def claim_leadership(self, world: int, address: str) -> bool:
         """Become the leader of a new world; False if the leader of another one listens already."""
         with self._hold_lock():
             if self._is_led(address):
@@ -51,27 +51,27 @@ class Rendezvous:
             self._failure.unlink(missing_ok=True)
             return True
 
-    def fail(self, reason: str) -> None:
+    def record_failure(self, reason: str) -> None:
         """Record why this process could not found its world, for the processes that wait for it."""
         with self._hold_lock():
             self._replace_file(self._failure, reason)
 
-    def failure(self, since: float) -> str | None:
+    def founding_failure(self, since: float) -> str | None:
         """Return why a world could not be founded here after `since` (of time.time); None if no founder has failed."""
         try:
-            told = self._failure.read_text()
-            return told if self._failure.stat().st_mtime >= since else None
+            text = self._failure.read_text()
+            return text if self._failure.stat().st_mtime >= since else None
         except FileNotFoundError:
             return None
 
-    def hand_over(self, world: int, view: int, address: str) -> None:
+    def record_successor(self, world: int, view: int, address: str) -> None:
         """Record that the process at `address` leads from this view of the world on."""
         with contextlib.suppress(FileNotFoundError), self._hold_lock():
             note = self._read_note()
             if note.world == world and note.view < view:  # else a later hand-over was written first
                 self._write_note(_Note(world, view, address))
 
-    def lead(self, world: int, view: int, address: str) -> None:
+    def record_leadership(self, world: int, view: int, address: str) -> None:
         """Record that this process leads from this view on, after a leader on another host, which has no file here."""
         with (
             contextlib.suppress(FileNotFoundError),
@@ -80,7 +80,7 @@ class Rendezvous:
             if not self._is_led(address):
                 self._write_note(_Note(world, view, address))
 
-    def leave(self, address: str) -> None:
+    def remove_address(self, address: str) -> None:
         """Remove this process's address: it leads no more, and has no successor on this host."""
         with contextlib.suppress(FileNotFoundError), self._hold_lock():
             if self._read_note().address == address:
@@ -100,7 +100,7 @@ class Rendezvous:
     def _is_led(self, mine: str) -> bool:
         """Return whether another process than this one, which listens at `mine`, listens at the recorded address."""
         try:
-            found = self.find()
+            found = self.find_leader()
             # The address may be this process's own: then the record is that of a killed one that had the same address.
             return found != mine and is_listening(found, HANDSHAKE_SECONDS)
         except OSError:

@@ -2,10 +2,10 @@
 
 Guarantees
 - All have mode 0700, and paths short enough for the name of a unix socket (`SOCKET_NAME` bytes) below them.
-- A `RunDirectory` is removed by `remove`, with its object, or when the process that made it exits; a forked child that
-  exits removes nothing.
-- A shared directory is refused if another user owns it or can enter it. `sweep` removes one that was not used for a
-  day and where no process listens.
+- A `RunDirectory` is removed by `remove_directory`, with its object, or when the process that made it exits; a forked
+  child that exits removes nothing.
+- A shared directory is refused if another user owns it or can enter it. `remove_unused` removes one that was not used
+  for a day and where no process listens.
 - A shared secret appears once and complete: no reader sees a part of it.
 - The secret of a world on several hosts is a file that its user makes once and copies to every host: 64 hexadecimal
   digits and nothing else. TLS keys are derived from it, so a passphrase that can be guessed is refused.
@@ -25,12 +25,12 @@ import weakref
 from pathlib import Path
 
 from rpcbench.base.errors import RpcError
-from rpcbench.transport.listeners import somebody_listens
+from rpcbench.transport.listeners import is_socket_listening
 
 _AGE = 24 * 3600.0  # seconds
 
 
-def sweep(top: Path) -> None:
+def remove_unused(top: Path) -> None:
     """Remove the unused ones among the shared directories of a user, which are in `top`."""
     old = time.time() - _AGE
     for directory in top.iterdir():
@@ -41,7 +41,7 @@ def sweep(top: Path) -> None:
 
 def _may_be_of_use(path: Path) -> bool:
     if path.is_socket():
-        return somebody_listens(path)
+        return is_socket_listening(path)
     if path.name == "leader":  # a leader at a unix socket here is found by its socket file; one at TCP may be alive
         return " unix:" not in path.read_text()
     return path.name not in ("secret", "lock", "failure") and path.suffix != ".stacks"  # `launch.worker_main`
@@ -61,7 +61,7 @@ class RunDirectory:
         # A finalizer also runs at exit, in forked children too: hence the id of the process that made the directory.
         self._finalizer = weakref.finalize(self, _remove_own_tree, self.path, os.getpid())
 
-    def remove(self) -> None:
+    def remove_directory(self) -> None:
         """Remove the directory with its content. Idempotent."""
         self._finalizer()
 
@@ -74,8 +74,8 @@ def shared_directory(key: str) -> Path:
     PermissionError if another user owns it or can enter it."""
     top = _make_private(_runtime_base() / f"rpcbench-{os.geteuid()}")
     path = _make_private(top / hashlib.sha256(key.encode()).hexdigest()[:16])
-    os.utime(path)  # for `sweep`: it is in use
-    sweep(top)
+    os.utime(path)  # for `remove_unused`: it is in use
+    remove_unused(top)
     return path
 
 
@@ -168,7 +168,7 @@ def load_secret() -> bytes | None:
     return secret
 
 
-def demand_secret(host: str) -> RpcError:
+def missing_secret_error(host: str) -> RpcError:
     """Return the error for a world that needs a secret and has none."""
     return RpcError(
         f"{host} is reached over the network, and a process that connects can run code here, so all workers must share "

@@ -4,7 +4,7 @@ Guarantees
 - No thread waits for room: a buffer that finds none goes through the socket, or into memory that is used once.
 - A block belongs to one buffer at a time. A `BorrowedBuffer` detects the end of a buffer through all objects made from
   it: tensors, arrays, views of views.
-- Memory that is not needed between two calls of `tidy` is returned to the system.
+- Memory that is not needed between two calls of `free_idle_memory` is returned to the system.
 - Offsets received from a peer are validated: an invalid one raises ProtocolError.
 - A tensor keeps its memory after the connection or the peer has ended.
 """
@@ -20,7 +20,7 @@ Guarantees
 #     copies the buffer into the block
 #     frame LENT: the block's offset     ──────► BorrowedBuffers.lend: tensors over the block, without a copy
 #                                                ... the last reference to them ends
-#     Arena.give_back: the block is free ◄────── frame RETURNED, beside the next message or at `tidy`
+#     Arena.give_back: the block is free ◄────── frame RETURNED, beside the next message or at `free_idle_memory`
 #
 # Without memfds, or with RPCBENCH_SHARED_MEMORY=0, buffers go through the socket into a `BufferPool`. The first touch
 # of fresh memory costs more than copying into it: so the pool reuses memory, and an arena uses low blocks first.
@@ -64,10 +64,10 @@ class Arena:
         self._lock = threading.Lock()
         self._free = [(0, len(memory))]  # (start, stop), sorted; neighbours are merged
         self._taken: dict[int, int] = {}  # start → stop
-        self._needed = 0  # end of the highest block taken since the last `tidy`
+        self._needed = 0  # end of the highest block taken since the last `free_idle_memory`
         self._touched = 0  # no byte from here on has been written
 
-    def take(self, size: int) -> int | None:
+    def reserve_block(self, size: int) -> int | None:
         """Reserve `size` bytes and return their offset; None where no free block is large enough."""
         size = _round_to_pages(size)
         with self._lock:
@@ -80,7 +80,7 @@ class Arena:
                     return start
         return None
 
-    def give_back(self, start: int) -> None:
+    def free_block(self, start: int) -> None:
         """Free the block at `start`. KeyError where none begins there."""
         with self._lock:
             self._insert_free_block(start, self._taken.pop(start))
@@ -94,7 +94,7 @@ class Arena:
             start = self._free.pop(index)[0]
         self._free.insert(index, (start, stop))
 
-    def tidy(self) -> None:
+    def free_idle_memory(self) -> None:
         """Return to the system the memory that was not needed since the last call."""
         idle = self._set_aside()
         for start, stop in idle:  # without the lock: madvise may take long, and these blocks cannot be taken meanwhile
@@ -140,9 +140,11 @@ class BorrowedBuffers:
         self._ended = False
         # Reentrant, as weakref callbacks may run anywhere.
         self._ended_loans: queue.SimpleQueue[BorrowedBuffer] = queue.SimpleQueue()
-        self.none_ended: Callable[[], bool] = self._ended_loans.empty  # whether `over` would return an empty list
+        self.none_ended: Callable[[], bool] = (
+            self._ended_loans.empty
+        )  # whether `pop_unused_blocks` would return an empty list
 
-    def lend(self, start: int, size: int) -> memoryview:
+    def borrow_block(self, start: int, size: int) -> memoryview:
         """Return `size` bytes of the block at `start`. ValueError for a place that is no block, for a block in use, or
         after the end."""
         stop = start + _round_to_pages(size)
@@ -160,7 +162,7 @@ class BorrowedBuffers:
         del loan  # before `piece` ends, else its callback would report the block, which another buffer may use
         raise ValueError("the connection has ended" if self._ended else f"{size} bytes at {start} are in use")
 
-    def over(self) -> list[int]:
+    def pop_unused_blocks(self) -> list[int]:
         """Return the offsets of the blocks whose use has ended; each is returned once."""
         starts = []
         while not self._ended_loans.empty():
@@ -197,15 +199,15 @@ class BufferPool:
         self._arena: Arena | None = None
         self._loans: BorrowedBuffers | None = None
 
-    def room(self, size: int) -> memoryview:
+    def allocate_buffer(self, size: int) -> memoryview:
         """Return an exclusive buffer of `size` bytes with undefined content. Untouched, it needs no memory yet: a peer
         that announces bytes which never come must not fill this process."""
         if size >= SMALL:
             self._create_mapping()
             self._take_back()
-            place = self._arena.take(size) if self._arena is not None else None
+            place = self._arena.reserve_block(size) if self._arena is not None else None
             if place is not None and self._loans is not None:
-                return self._loans.lend(place, size)
+                return self._loans.borrow_block(place, size)
         return np.empty(size, np.uint8).data
 
     def _create_mapping(self) -> None:
@@ -221,13 +223,13 @@ class BufferPool:
 
     def _take_back(self) -> None:
         if self._arena is not None and self._loans is not None:
-            for place in self._loans.over():
-                self._arena.give_back(place)
+            for place in self._loans.pop_unused_blocks():
+                self._arena.free_block(place)
 
-    def tidy(self) -> None:
+    def free_idle_memory(self) -> None:
         self._take_back()
         if self._arena is not None:
-            self._arena.tidy()
+            self._arena.free_idle_memory()
 
 
 SHARED = 16 << 10
@@ -246,17 +248,17 @@ class BufferStore(Memory):
         self._reused = BufferPool()
 
     # -- sending
-    def put(self, buffers: Sequence[memoryview]) -> list[int] | None:
+    def copy_buffers(self, buffers: Sequence[memoryview]) -> list[int] | None:
         """Copy byte buffers to shared memory and return their offsets; None where they must go through the socket."""
         ours = self._ours
         if ours is None or sum(buffer.nbytes for buffer in buffers) < SHARED:
             return None
         places: list[int] = []
         for buffer in buffers:
-            place = ours.take(buffer.nbytes)
+            place = ours.reserve_block(buffer.nbytes)
             if place is None:  # all buffers of a message or none: a frame is either LENT or MESSAGE
                 for taken in places:
-                    ours.give_back(taken)
+                    ours.free_block(taken)
                 return None
             places.append(place)
         for place, buffer in zip(places, buffers, strict=True):
@@ -265,40 +267,40 @@ class BufferStore(Memory):
             self.lent += buffer.nbytes
         return places
 
-    def returned(self, place: int) -> None:
+    def free_block(self, place: int) -> None:
         """Free a block that the peer has returned."""
         if self._ours is None:
-            return super().returned(place)
+            return super().free_block(place)
         try:
-            self._ours.give_back(place)
+            self._ours.free_block(place)
         except KeyError:
             raise ProtocolError(f"the peer gives back memory at {place}, which it does not have") from None
 
     # -- receiving
-    def room(self, size: int) -> memoryview:
-        return self._reused.room(size)
+    def allocate_buffer(self, size: int) -> memoryview:
+        return self._reused.allocate_buffer(size)
 
-    def borrow(self, place: int, size: int) -> memoryview:
+    def borrow_buffer(self, place: int, size: int) -> memoryview:
         if self._theirs is None:
-            return super().borrow(place, size)
+            return super().borrow_buffer(place, size)
         try:
-            found = self._theirs.lend(place, size)
+            found = self._theirs.borrow_block(place, size)
             self.borrowed += size
             return found
         except ValueError as error:
             raise ProtocolError(f"the peer lends memory that is not its own: {error}") from error
 
-    def owed(self) -> list[int]:
+    def blocks_to_return(self) -> list[int]:
         """Return the offsets of the peer's blocks that must be returned to it."""
-        return self._theirs.over() if self._theirs is not None else []
+        return self._theirs.pop_unused_blocks() if self._theirs is not None else []
 
     # -- both
-    def tidy(self) -> None:
-        self._reused.tidy()
+    def free_idle_memory(self) -> None:
+        self._reused.free_idle_memory()
         if self._ours is not None:
-            self._ours.tidy()
+            self._ours.free_idle_memory()
 
-    def end(self) -> None:
+    def release_memory(self) -> None:
         """Release all shared memory after the connection has ended, except for buffers in use in this process."""
         theirs, self._ours, self._theirs = self._theirs, None, None
         if theirs is not None:
@@ -309,7 +311,7 @@ _LARGEST = 64 << 30  # bytes of a peer's file that this process maps at most
 _NOTHING, _MEMORY = b"n", b"m"  # the words of the exchange: one byte, with or without descriptors
 
 
-def exchange(sock: socket.socket, deadline: float, last: bool) -> BufferStore:
+def exchange_memory(sock: socket.socket, deadline: float, last: bool) -> BufferStore:
     """Send this process's memory to the peer and receive the peer's, each where both sides can use it. `last`: whether
     this side sends the last word, as exactly one of the two does. ProtocolError for a file that could do harm, OSError
     past the deadline or where the peer closes the socket."""

@@ -1,7 +1,7 @@
 """A stream over a connected socket, the common part of unix sockets and TCP, and the wait for its data.
 
-A stream has one reader and one writer at a time, which may be different threads. A wait ends by `shut`, by the peer, or
-by the limit set while the connection is opened.
+A stream has one reader and one writer at a time, which may be different threads. A wait ends by `shut_down`, by the
+peer, or by the limit set while the connection is opened.
 
 Spin-then-park: a wake-up takes longer than a short call, 20 to 50 us each way on many machines, and a core that has
 slept runs slowly at first. So a waiting thread spins for `SPIN_SECONDS` before it sleeps, but only where that is likely
@@ -40,7 +40,7 @@ _DISARMED = getattr(select, "EPOLLONESHOT", 0)
 _ARMED = getattr(select, "EPOLLIN", 0) | _DISARMED
 
 
-def spins() -> bool:
+def may_spin() -> bool:
     """Return whether threads of this process spin before they sleep."""
     return os.environ.get("RPCBENCH_EAGER", "1") not in ("", "0") and len(os.sched_getaffinity(0)) > 1
 
@@ -50,11 +50,12 @@ class AdaptiveSpin:
 
     def __init__(self, ready: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> None:
         self._ready, self._clock = ready, clock
-        self._short = self._wanted = spins()  # `_short`: the last wait was shorter than a spin
+        self._short = self._wanted = may_spin()  # `_short`: the last wait was shorter than a spin
         self._pause, self._backoff = 0, _FEWEST  # waits left without a spin, and their number the next time
 
-    def wait(self, sleep: Callable[[], T]) -> T | None:
-        """Spin, if that is likely to pay, then call `sleep` and return its result; None where the spin sufficed."""
+    def spin_then_sleep(self, sleep: Callable[[], T]) -> T | None:
+        """Spin, if that is likely to pay, then call `wait_for_event` and return its result; None where the spin
+        sufficed."""
         began = self._clock()
         if self._pause:
             self._pause -= 1
@@ -80,8 +81,8 @@ class AdaptiveSpin:
 
 class SocketWaiter:
     """The readiness of a socket, for a thread that is about to read it and for the idle receive loop. The loop wakes
-    only while the waiter is armed, once for each `arm`. To disarm takes one system call and wakes no thread, so other
-    threads can read in between without a context switch."""
+    only while the waiter is armed, once for each `arm_wakeup`. To disarm takes one system call and wakes no thread, so
+    other threads can read in between without a context switch."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.broken = False  # a descriptor is closed: by `close`, or by a program whose own it is not
@@ -94,15 +95,15 @@ class SocketWaiter:
         self._armed = select.epoll()  # its EPOLLONESHOT disarms after one event
         self._armed.register(self._fd, _DISARMED)
 
-    def poll(self, seconds: float) -> bool:
+    def poll_readable(self, seconds: float) -> bool:
         """Wait at most `seconds` for data or the end of the stream; return whether a read would not wait."""
         return bool(self._poll(seconds * 1000))
 
-    def arm(self) -> None:
+    def arm_wakeup(self) -> None:
         """Let the next data, or the end of the stream, wake the loop."""
         self._set_events(_ARMED)
 
-    def disarm(self) -> None:
+    def disarm_wakeup(self) -> None:
         """Let no data wake the loop; the end of the stream still does, once."""
         self._set_events(_DISARMED)
 
@@ -112,7 +113,7 @@ class SocketWaiter:
         except (OSError, ValueError):
             self.broken = True
 
-    def sleep(self) -> None:
+    def wait_for_event(self) -> None:
         """Wait until the armed waiter has an event, which another thread may have read already, or is broken."""
         try:
             self._armed.poll()
@@ -164,13 +165,13 @@ class SocketStream:
         if not poller.poll(None if limit is None else limit * 1000):
             raise TimeoutError("timed out")
 
-    def share(self, deadline: float, last: bool) -> None:
+    def share_memory(self, deadline: float, last: bool) -> None:
         """Do nothing: two hosts have no memory in common."""
 
-    def limit(self, seconds: float | None) -> None:
+    def set_time_limit(self, seconds: float | None) -> None:
         self._sock.settimeout(seconds)
 
-    def silence(self) -> float | None:
+    def silence_seconds(self) -> float | None:
         # The kernel acknowledges for a stopped or busy process too, so a long silence is a fault of the network.
         if not _ACKNOWLEDGED or self._sock.family == socket.AF_UNIX:
             return None
@@ -180,11 +181,11 @@ class SocketStream:
             return None  # it has just ended
         return int.from_bytes(info[_ACKNOWLEDGED:], sys.byteorder) / 1000
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    def release(self) -> None:
+    def close_descriptor(self) -> None:
         if self.watch is not None:
             self.watch.close()
         with contextlib.suppress(OSError):  # a program that closes all descriptors has closed it

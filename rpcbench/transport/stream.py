@@ -1,13 +1,13 @@
 """A connection over any stream of bytes: whole messages, from any thread, in both directions at once.
 
 Rules
-- One thread at a time reads a connection (`read`). Before it waits for a write, it releases the read lock
+- One thread at a time reads a connection (`read_frames`). Before it waits for a write, it releases the read lock
   (`release_duties`).
 - Any thread may send. The thread that finds no writer writes its message, and then those that other threads have
   queued meanwhile. A thread that must not wait passes an unfinished write to a helper thread. So two peers that send
   each other more than the stream holds always have a reader.
 - Backpressure: a connection is full while more than `_HELD_BACK` bytes are queued. A call waits for room at most until
-  its deadline (`await_room`), and then for no write; other senders that may wait do so until the peer reads, or the
+  its deadline (`wait_for_room`), and then for no write; other senders that may wait do so until the peer reads, or the
   connection ends.
 - Small messages are written between the chunks of large ones.
 - A message with `hold` is written right after the next message, or by `flush`: one write, and the peer wakes up once.
@@ -35,12 +35,12 @@ from rpcbench.wire.framing import (
     Frame,
     Limits,
     Parts,
-    check,
-    encode,
+    check_limits,
+    encode_frame,
     encode_lent,
     encode_returned,
     encode_small,
-    raw,
+    raw_buffers,
 )
 from rpcbench.wire.messages import Body
 
@@ -63,7 +63,7 @@ class StreamConnection:
         self._stream = stream
         self._store = stream.store
         self._limits = limits
-        self._sure = limits.sure  # frames up to this size need no check
+        self._sure = limits.safe_size  # frames up to this size need no check
         self._decoder = Decoder(limits, self._store)
         self._helper = helper
         self._state = threading.Lock()
@@ -76,9 +76,9 @@ class StreamConnection:
         self.ended = False
         self._waiters = 0  # threads that wait for `_drained`; without any, writers notify none
         self._numbers = itertools.count(1)
-        self.heard = 0  # bytes read from the stream
+        self.bytes_received = 0  # bytes read from the stream
         self.said = 0  # bytes written to the stream, or queued
-        self.silence = stream.silence
+        self.silence = stream.silence_seconds
         self.watch: SocketWaiter | None = getattr(stream, "watch", None)  # None where the system has no epoll
         # Receives on a waiting thread, at most until nothing has come for some seconds; None where no thread may.
         self.receive_until: Callable[[Waits, float], object] | None = None
@@ -93,7 +93,7 @@ class StreamConnection:
         if none_to_return and not body.buffers and not hold:
             frame = encode_small(control, body)
             if len(frame) > self._sure:
-                check(control, body, self._limits)
+                check_limits(control, body, self._limits)
             with self._state:
                 alone = not (self._writing or self._held or self.ended)
                 if alone:
@@ -116,8 +116,8 @@ class StreamConnection:
         may_wait: bool,
         hold: bool,
     ) -> None:
-        if may_wait and self.full:  # read without the lock: a stale value only shifts the limit a little
-            self.await_room()
+        if may_wait and self.is_full:  # read without the lock: a stale value only shifts the limit a little
+            self.wait_for_room()
         with self._state:
             if self.ended:
                 raise NotConnectedError("the connection has ended")
@@ -137,7 +137,7 @@ class StreamConnection:
                     self._held = []
             if chunks is not None:
                 self._large.append(chunks)
-                size = sum(buffer.nbytes for buffer in raw(body))
+                size = sum(buffer.nbytes for buffer in raw_buffers(body))
                 self._queued += size
                 self.said += size
             if self._writing or (hold and len(self._held) < _MOST_HELD):
@@ -146,22 +146,22 @@ class StreamConnection:
         self._write_queued(parts, may_wait)
 
     def _encode_message(self, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts] | None]:
-        check(control, body, self._limits)
+        check_limits(control, body, self._limits)
         if not body.buffers:
             return [encode_small(control, body)], None
-        places = self._store.put(raw(body))
+        places = self._store.copy_buffers(raw_buffers(body))
         if places is not None:
             return [encode_lent(control, body, places)], None
-        first, chunks = encode(next(self._numbers) & 0xFFFFFFFF, control, body)
+        first, chunks = encode_frame(next(self._numbers) & 0xFFFFFFFF, control, body)
         return first, chunks if len(first) == 1 else None
 
     def _encode_returns(self) -> Parts:
-        places = self._store.owed()
+        places = self._store.blocks_to_return()
         return [encode_returned(places)] if places else []
 
-    def tidy(self) -> None:
+    def free_idle_memory(self) -> None:
         """Return idle memory to the peer and to the system. Never blocks."""
-        self._store.tidy()
+        self._store.free_idle_memory()
         owed = self._encode_returns()
         with self._state:
             self._held += owed
@@ -184,17 +184,17 @@ class StreamConnection:
         self._write_queued([BEAT], False)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether so many bytes are queued that senders which may wait do so."""
         return self._queued > _HELD_BACK
 
-    def await_room(self, seconds: float | None = None) -> bool:
+    def wait_for_room(self, seconds: float | None = None) -> bool:
         """Wait for room or the end, at most `seconds`; return whether either came. Ctrl-C interrupts the wait only."""
-        if not self.full:
+        if not self.is_full:
             return True
         release_duties()  # the peer may wait for this process to read before it reads
         with self._state:
-            return self._wait_until(lambda: self.ended or not self.full, seconds)
+            return self._wait_until(lambda: self.ended or not self.is_full, seconds)
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float | None) -> bool:
         """Wait, with the lock held, until the condition holds or `seconds` have passed; return whether it holds."""
@@ -221,7 +221,7 @@ class StreamConnection:
                     self._stream.write(parts, True)
                 parts = self._next_parts()
         except BaseException as error:  # a part of a message may have been sent: no other can follow it
-            self.cut()
+            self.break_connection()
             with self._state:
                 self._writing = False
                 self._drained.notify_all()
@@ -261,20 +261,20 @@ class StreamConnection:
                 return chunk
         return []
 
-    def traffic(self) -> tuple[int, int]:
+    def traffic_counts(self) -> tuple[int, int]:
         """Return the bytes sent and received, those in shared memory included."""
-        return self.said + self._store.lent, self.heard + self._store.borrowed
+        return self.said + self._store.lent, self.bytes_received + self._store.borrowed
 
     # -- reading
-    def read(self) -> list[Frame] | ConnectionEnd:
+    def read_frames(self) -> list[Frame] | ConnectionEnd:
         """Return the next messages, perhaps none yet, or how the connection has ended. One thread at a time."""
         try:
-            count = self._stream.read_into(self._decoder.target())
-            self.heard += count
+            count = self._stream.read_into(self._decoder.receive_buffer())
+            self.bytes_received += count
             if count:
-                frames = self._decoder.received(count)
+                frames = self._decoder.decode_received(count)
                 return self._read_buffered(frames) if self._stream.pending else frames
-            how = "closed" if self._decoder.idle else "closed in mid-message"
+            how = "closed" if self._decoder.is_idle else "closed in mid-message"
             ending = ConnectionEnd(f"its connection {how}", not self._decoder.over)
         except BlockingIOError:
             return []
@@ -283,16 +283,16 @@ class StreamConnection:
         except ProtocolError as error:
             # Not `_end` here: the peer must not see the end before this process has recorded it, or it would redial.
             return ConnectionEnd(f"it sent invalid data ({error})", False)
-        self.cut()
+        self.break_connection()
         return ending
 
     def _read_buffered(self, frames: list[Frame]) -> list[Frame]:
         """Read all that is buffered in this process: a wait for the descriptor would not report it."""
         with contextlib.suppress(BlockingIOError):
-            while self._stream.pending and (count := self._stream.read_into(self._decoder.target())):
-                self.heard += count
-                frames += self._decoder.received(count)
-        return frames  # the next `read` returns the end of the stream, if there is one
+            while self._stream.pending and (count := self._stream.read_into(self._decoder.receive_buffer())):
+                self.bytes_received += count
+                frames += self._decoder.decode_received(count)
+        return frames  # the next `read_frames` returns the end of the stream, if there is one
 
     # -- ends
     def close(self, patience: float | None = None) -> None:
@@ -305,9 +305,9 @@ class StreamConnection:
             self._writing |= farewell
         if farewell:
             self._write_queued([END], False)
-        self.cut()
+        self.break_connection()
 
-    def cut(self) -> None:
+    def break_connection(self) -> None:
         """End the connection as if it had broken."""
         with self._state:
             self.ended = True
@@ -315,18 +315,18 @@ class StreamConnection:
             self._held.clear()
             self._large.clear()
             self._drained.notify_all()
-        self._stream.shut()  # wakes the reader, which returns the end from `read`
+        self._stream.shut_down()  # wakes the reader, which returns the end from `read_frames`
 
-    def release(self) -> None:
-        """Close the descriptor; only after `read` has returned the end."""
+    def close_descriptor(self) -> None:
+        """Close the descriptor; only after `read_frames` has returned the end."""
         with self._state:
             self._wait_until(lambda: not self._writing, _CLOSE_SECONDS)  # a helper may be in a write, which `shut` ends
-        self._store.end()
-        self._stream.release()
+        self._store.release_memory()
+        self._stream.close_descriptor()
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """Close the descriptor in a forked child, which must not keep the parent's connection open."""
-        self._stream.release()
+        self._stream.close_descriptor()
 
 
 def _size_of_parts(parts: Parts) -> int:

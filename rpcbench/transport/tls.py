@@ -73,9 +73,9 @@ class TlsStream:
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, deadline: float) -> None:
         self._plain = SocketStream(sock)
-        self.store, self.watch, self.share = self._plain.store, self._plain.watch, self._plain.share
-        self.limit, self.silence = self._plain.limit, self._plain.silence
-        self.shut, self.release = self._plain.shut, self._plain.release
+        self.store, self.watch, self.share_memory = self._plain.store, self._plain.watch, self._plain.share_memory
+        self.set_time_limit, self.silence_seconds = self._plain.set_time_limit, self._plain.silence_seconds
+        self.shut_down, self.close_descriptor = self._plain.shut_down, self._plain.close_descriptor
         self._sock = sock
         self._lock = threading.Lock()  # for the SSL object and its two buffers
         self._received, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -160,11 +160,11 @@ class TlsListener(listeners.TcpListener):
         self._credentials = credentials
         super().__init__(place, secret, refusals)
 
-    def open(self, sock: socket.socket, deadline: float) -> Stream:
-        return TlsStream(listeners.tuned(sock), self._credentials.server, deadline)
+    def open_stream(self, sock: socket.socket, deadline: float) -> Stream:
+        return TlsStream(listeners.disable_delay(sock), self._credentials.server, deadline)
 
 
-def connect(place: str, preamble: bytes, credentials: Credentials, deadline: float) -> TlsStream:
+def connect_tls(place: str, preamble: bytes, credentials: Credentials, deadline: float) -> TlsStream:
     """Dial a TLS address. OSError where no process listens (yet), AuthenticationError for another cluster."""
     sock = listeners.connect_socket(place, preamble, deadline)
     try:

@@ -40,7 +40,7 @@ RECEIVED_BODY = tuple[bytes, bytes, list[bytearray]]
 """The parts of a `Body` that was encoded alone; tensors and arrays may use the writable buffers as their memory."""
 
 
-def pack(seq: int, message: Message) -> tuple[bytes, Body]:
+def encode_message(seq: int, message: Message) -> tuple[bytes, Body]:
     """Encode a message as control bytes and body (EMPTY for a type without one)."""
     kind = type(message)
     fields, body = (message[:-1], message[-1]) if kind in _HAS_BODY else (message, EMPTY)
@@ -57,7 +57,7 @@ def _escape_surrogates(value: Any) -> Any:
     return [_escape_surrogates(each) for each in value] if isinstance(value, tuple) else value
 
 
-def unpack(control: bytes, body: Body) -> tuple[int, Any]:
+def decode_message(control: bytes, body: Body) -> tuple[int, Any]:
     """Decode a message; return its sequence number and the message. ProtocolError for any other bytes."""
     try:
         code, seq = _HEAD.unpack_from(control)

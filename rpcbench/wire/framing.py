@@ -44,7 +44,7 @@ class Limits:
     streams: int = 1 << 10  # messages whose chunks are incomplete
 
     @property
-    def sure(self) -> int:
+    def safe_size(self) -> int:
         """The size in bytes up to which a frame is within all limits."""
         return min(_SURE, self.control, self.body)
 
@@ -65,20 +65,20 @@ class Memory:
     lent = borrowed = 0
     """Bytes sent to the peer, and received from it, in shared memory."""
 
-    def room(self, size: int) -> memoryview | bytearray:
+    def allocate_buffer(self, size: int) -> memoryview | bytearray:
         """Return an exclusive buffer for bytes to be received. MemoryError if the system has none."""
         return bytearray(size)
 
-    def borrow(self, place: int, size: int) -> memoryview:
+    def borrow_buffer(self, place: int, size: int) -> memoryview:
         """Return a buffer that the peer has put into shared memory. ProtocolError for an invalid offset or size."""
         raise ProtocolError(f"the peer lends memory at {place}, though none is shared")
 
-    def returned(self, place: int) -> None:
+    def free_block(self, place: int) -> None:
         """Free the block at an offset, which the peer has returned. ProtocolError where none was lent."""
         raise ProtocolError(f"the peer gives back memory at {place}, which it was never lent")
 
 
-def check(control: bytes, body: Body, limits: Limits) -> None:
+def check_limits(control: bytes, body: Body, limits: Limits) -> None:
     """Raise MessageTooLarge for a message over the limits."""
     size = len(body.payload) + sum(memoryview(buffer).nbytes for buffer in body.buffers)
     if len(control) > limits.control or size + len(body.tensors) > limits.body:
@@ -96,9 +96,9 @@ def encode_small(control: bytes, body: Body) -> bytes:
     return HEAD.pack(_MESSAGE, 0, 0, 0, len(control), len(payload), len(tensors)) + control + payload + tensors
 
 
-def encode(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts]]:
+def encode_frame(stream: int, control: bytes, body: Body) -> tuple[Parts, Iterator[Parts]]:
     """Return the frame of a message, and the chunks that follow it (none for a small message)."""
-    buffers = raw(body)
+    buffers = raw_buffers(body)
     chunked = sum(buffer.nbytes for buffer in buffers) > CHUNK
     first: Parts = [_encode_announcement(_MESSAGE, chunked, stream if chunked else 0, control, body)]
     if not chunked:
@@ -116,7 +116,7 @@ def encode_returned(places: Sequence[int]) -> bytes:
     return HEAD.pack(_RETURNED, 0, 0, 0, len(places) * _NUMBER.size, 0, 0) + struct.pack(f"<{len(places)}Q", *places)
 
 
-def raw(body: Body) -> list[memoryview]:
+def raw_buffers(body: Body) -> list[memoryview]:
     """Return the buffers of a body as byte views."""
     return [memoryview(b).cast("B") for b in body.buffers]
 
@@ -145,10 +145,10 @@ class _PartialMessage:
         self._views = [memoryview(b) for b in frame.body.buffers if len(b)]  # the memory still to be filled
         self.left = sum(map(len, self._views))  # bytes
 
-    def target(self, limit: int) -> memoryview:
+    def receive_buffer(self, limit: int) -> memoryview:
         return self._views[0][:limit]
 
-    def advance(self, count: int) -> None:
+    def advance_by(self, count: int) -> None:
         self.left -= count
         view = self._views[0][count:]
         if view.nbytes:
@@ -158,11 +158,12 @@ class _PartialMessage:
 
 
 class Decoder:
-    """The decoder of one connection. The reader puts bytes into `target()`, and gets frames from `received(count)`."""
+    """The decoder of one connection. The reader puts bytes into `receive_buffer()`, and gets frames from
+    `decode_received(count)`."""
 
     def __init__(self, limits: Limits, memory: Memory | None = None) -> None:
         self._limits = limits
-        self._sure = limits.sure
+        self._sure = limits.safe_size
         self._memory = memory or Memory()
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._pending = bytearray()  # bytes not yet decoded
@@ -172,15 +173,15 @@ class Decoder:
         self._direct = False  # whether the last target was a buffer of the current message
         self.over = False  # the peer has sent END
 
-    def target(self) -> memoryview:
+    def receive_buffer(self) -> memoryview:
         """Return the memory for the next bytes, which is never empty."""
         if self._current is not None and not self._pending:
             self._direct = True  # no copy: the bytes are received into the memory of the tensor
-            return self._current.target(self._left)
+            return self._current.receive_buffer(self._left)
         self._direct = False
         return self._scratch
 
-    def received(self, count: int) -> list[Frame]:
+    def decode_received(self, count: int) -> list[Frame]:
         """Return the frames completed by the `count` bytes in the last target. ProtocolError for invalid bytes."""
         if not self._direct and not self._pending and (frame := self._decode_single(count)) is not None:
             return [frame]
@@ -233,7 +234,7 @@ class Decoder:
             if buffers:  # the limits are checked before memory is borrowed; the general way raises the error
                 if end - second + sum(numbers[:buffers]) > self._limits.body or buffers > self._limits.buffers:
                     break
-                found = [*map(self._memory.borrow, numbers[buffers:], numbers[:buffers])]
+                found = [*map(self._memory.borrow_buffer, numbers[buffers:], numbers[:buffers])]
             table = bytes(scratch[third:end]) if tensors else b""
             body = new_tuple(Body, (bytes(scratch[second:third]), table, found or []))
             frames.append(new_tuple(Frame, (bytes(scratch[first:second]), body)))
@@ -241,7 +242,7 @@ class Decoder:
         return begin
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no message is incomplete: a stream that ends now ends cleanly."""
         return not self._pending and not self._streams and self._current is None
 
@@ -283,7 +284,7 @@ class Decoder:
     def _give_back(self, data: memoryview, begin: int, length: int) -> None:
         """Free the blocks whose offsets the peer has sent."""
         for place in struct.unpack_from(f"<{length // _NUMBER.size}Q", data, begin):
-            self._memory.returned(place)
+            self._memory.free_block(place)
 
     def _begin_chunk(self, stream: int, length: int) -> None:
         incoming = self._streams.get(stream)
@@ -316,7 +317,7 @@ class Decoder:
         del self._pending[:end]
         memory = self._memory
         try:
-            found = [*map(memory.borrow, places, lengths)] if lent else [*map(memory.room, lengths)]
+            found = [*map(memory.borrow_buffer, places, lengths)] if lent else [*map(memory.allocate_buffer, lengths)]
         except MemoryError:
             raise ProtocolError(f"a message announces {sum(lengths)} bytes, for which there is no memory") from None
         return Frame(parts[0], Body(parts[1], parts[2], found))
@@ -334,7 +335,7 @@ class Decoder:
 
     def _copy_to_buffers(self, frames: list[Frame]) -> None:
         assert self._current is not None
-        target = self._current.target(min(self._left, len(self._pending)))
+        target = self._current.receive_buffer(min(self._left, len(self._pending)))
         count = target.nbytes
         target[:] = self._pending[:count]
         del self._pending[:count]
@@ -343,7 +344,7 @@ class Decoder:
     def _advance_current(self, count: int, frames: list[Frame]) -> None:
         incoming = self._current
         assert incoming is not None
-        incoming.advance(count)
+        incoming.advance_by(count)
         self._left -= count
         if self._left == 0:
             self._current = None

@@ -33,7 +33,7 @@ class Fork(NamedTuple):
     fork: Id
     parent: int  # the member that has sent it
     type: str  # the name of the value's type
-    life: int = 0  # the owner's incarnation
+    owner_incarnation: int = 0  # the owner's incarnation
 
 
 class Scope(NamedTuple):
@@ -141,7 +141,7 @@ class Discover(NamedTuple):
     """The send with this number takes part in a backward pass: a request to discover the sends behind it."""
 
     context: int
-    walk: Id  # the backward pass
+    pass_id: Id  # the backward pass
     message: int
 
 
@@ -149,7 +149,7 @@ class Discovered(NamedTuple):
     """All sends behind that one are discovered."""
 
     context: int
-    walk: Id
+    pass_id: Id
     message: int
 
 
@@ -165,7 +165,7 @@ class Settled(NamedTuple):
     """To the root of a backward pass: the gradients of this send have been propagated."""
 
     context: int
-    walk: Id
+    pass_id: Id
     message: int
     fired: tuple[int, ...]  # the recvs for which gradients were sent on
     awaited: tuple[Awaited, ...]
@@ -175,7 +175,7 @@ class Gradients(NamedTuple):
     """Gradients for the tensors of the send with this number."""
 
     context: int
-    walk: Id
+    pass_id: Id
     message: int
     retain: bool  # keep the graph for another pass
     fast: bool  # all sends of the context take part
@@ -188,7 +188,7 @@ class BackwardFailed(NamedTuple):
     """A backward pass has ended with an error."""
 
     context: int
-    walk: Id
+    pass_id: Id
     worker: int  # where the error was raised; the next fields are as in Failure
     type: str
     text: str
@@ -244,7 +244,7 @@ class Member(NamedTuple):
     remote: str = ""  # where it listens for members on other hosts; "": nowhere
     devices: Devices = NO_DEVICES
 
-    def ways(self, host: str) -> tuple[str, ...]:
+    def addresses_from(self, host: str) -> tuple[str, ...]:
         """Return the addresses to try from a process on `host`, the best first."""
         near = (self.address,) if self.host == host else ()
         return near + ((self.remote,) if self.remote else ())
@@ -324,7 +324,7 @@ class Parcel(NamedTuple):
 class Seen(NamedTuple):
     """An acknowledgement. It has no sequence number itself."""
 
-    floor: int  # all messages with lower sequence numbers have been received
+    first_missing: int  # all messages with lower sequence numbers have been received
     early: tuple[int, ...]  # and these above it
     answer: bool = False  # the sender requests an acknowledgement in return, at once
 

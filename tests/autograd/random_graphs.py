@@ -9,7 +9,7 @@ import random
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rpcbench.autograd.graph import Reach, edges, is_leaf, leaf_of, receive
+from rpcbench.autograd.graph import Reach, attach_recv_node, gradient_edges, is_leaf, leaf_of
 from rpcbench.autograd.regions import LocalPass
 
 
@@ -82,7 +82,7 @@ class RandomGraph:
         self._names = itertools.count()
         pool = [self._leaf() for _ in range(self.random.randint(1, 3))]
         self.table = self._leaf(4)
-        self.ends = edges([*pool, self.table])
+        self.ends = gradient_edges([*pool, self.table])
         for key in range(self.random.randint(1, 3)):
             pool += self._message(key)
         for _ in range(self.random.randint(3, 16)):
@@ -94,8 +94,8 @@ class RandomGraph:
         return torch.randn(*shape, 3, dtype=torch.double).requires_grad_()
 
     def _message(self, key):
-        tensors = receive([self._leaf() for _ in range(self.random.randint(1, 2))], key)
-        self.ends += edges(tensors)
+        tensors = attach_recv_node([self._leaf() for _ in range(self.random.randint(1, 2))], key)
+        self.ends += gradient_edges(tensors)
         self._hook(tensors)
         return [tensor.mul_(2) if self.random.random() < 0.2 else tensor for tensor in tensors]
 
@@ -127,7 +127,7 @@ class RandomGraph:
     def _root(self, pool):
         tensors = self.random.choices(pool, k=self.random.choice([1, 1, 1, 2]))
         grads = [torch.randn(3, dtype=torch.double) if self.random.random() < 0.95 else None for _ in tensors]
-        return edges(tensors), grads
+        return gradient_edges(tensors), grads
 
     def passes(self):
         """Return the roots that take part in each of one or two passes."""
@@ -163,7 +163,7 @@ class RandomGraph:
 
     def at_ends(self, local_pass, fired):
         """Return the results of a pass, in the order of `ends`."""
-        leaves = dict(local_pass.leaves())
+        leaves = dict(local_pass.final_leaves())
         messages = {one.key: one.grads for one in fired}
         assert len(messages) == len(fired), "a message fired twice"
         nothing = {0: None, 1: None}

@@ -93,7 +93,7 @@ def test_eight_threads_with_fifty_contexts_each_get_their_own_gradients(agents: 
     def train(number: int) -> None:
         for turn in range(50):
             factor = float(number * 50 + turn)
-            with current.using(agents[0]), autograd.context() as context:
+            with current.use_agent(agents[0]), autograd.context() as context:
                 loss = rpc_sync("worker1", forward_scaled, (server, x, factor)).sum()
                 autograd.backward(context, [loss])
                 torch.testing.assert_close(autograd.get_gradients(context)[x], torch.full_like(x, factor))
@@ -113,7 +113,7 @@ def test_passes_of_one_context_can_overlap(agents: list[Agent]) -> None:
     x = leaf(3)
     with autograd.context() as context:
         losses = [rpc_async(f"worker{1 + n % 2}", work, (x, float(n))).wait().sum() for n in range(8)]
-        backward = current.using(agents[0])(autograd.backward)
+        backward = current.use_agent(agents[0])(autograd.backward)
         with ThreadPoolExecutor(8) as pool:
             for done in [pool.submit(backward, context, [loss]) for loss in losses]:
                 done.result()
@@ -358,7 +358,7 @@ def test_a_gradient_that_ends_at_a_received_result_gives_one_warning_per_worker(
 def outside(to: str, function: Any, x: torch.Tensor) -> torch.Tensor:
     """Call a function from a thread without a context."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(current.using(current.current())(rpc_sync), to, function, (x,)).result()
+        return pool.submit(current.use_agent(current.current_agent())(rpc_sync), to, function, (x,)).result()
 
 
 # -- ends
@@ -432,7 +432,7 @@ def test_a_call_that_is_refused_for_an_rref_of_a_lost_owner_is_not_recorded(agen
 
 def test_a_late_call_does_not_recreate_a_released_context(agents: list[Agent]) -> None:
     go = threading.Event()
-    with autograd.context(), current.using(agents[0]):
+    with autograd.context(), current.use_agent(agents[0]):
         _gates["go"] = go
         answer = rpc_async("worker1", wait_and_call, (leaf(3), "worker2"))
         until(lambda: bool(agents[1].tables()["contexts"]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpcbench.autograd.engine import failure_of, raised
+from rpcbench.autograd.engine import error_of_failure, make_failure
 from rpcbench.base.errors import RemoteError, RpcError
 from rpcbench.base.ids import Id
 from rpcbench.serialization.pickler import Codec
@@ -29,7 +29,7 @@ class Final(Exception):
 
 def told(error: Exception) -> Any:
     codec = Codec()
-    return raised(failure_of(error, 1, Id(0, 1, 2), 3, codec), "worker3", codec)
+    return error_of_failure(make_failure(error, 1, Id(0, 1, 2), 3, codec), "worker3", codec)
 
 
 @pytest.mark.parametrize("code", [7, threading.Lock()], ids=["plain", "unsendable"])

@@ -37,7 +37,7 @@ def listen(agent: Agent) -> list[str]:
         if table == "contexts":
             heard.append(kind)
 
-    agent.machine.ask(lambda node: node.listen(note))
+    agent.machine.read_node(lambda node: node.set_observers(note))
     return heard
 
 
@@ -108,7 +108,7 @@ def graphs(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any
         if table == "graphs":
             heard.append((kind, row()))
 
-    monkeypatch.setattr(agent.bus, "note", note)
+    monkeypatch.setattr(agent.bus, "record_change", note)
     agent.listen(True)
     return heard
 
@@ -218,16 +218,16 @@ def seen(*sent: tuple[int, torch.Tensor], names: Any = None) -> graph_events.See
     """The graph below these sends."""
     found = graph_events.SeenGraph()
     for message, tensor in sent:
-        edges = graph.edges([tensor])
-        kept = graph_events.SentTensors(edges, graph.ends(edges))
-        found.walk(message, kept, names or graph_events.LeafNames(list))
+        edges = graph.gradient_edges([tensor])
+        kept = graph_events.SentTensors(edges, graph.find_ends(edges))
+        found.add_nodes_below(message, kept, names or graph_events.LeafNames(list))
     return found
 
 
 def test_a_part_is_what_leads_to_the_same_sends() -> None:
-    (x,) = graph.receive([torch.ones(2, 4, requires_grad=True)], 7)
+    (x,) = graph.attach_recv_node([torch.ones(2, 4, requires_grad=True)], 7)
     hidden = torch.nn.functional.relu(Linear(4, 4)(x))
-    told = seen((8, hidden.sum()), (9, hidden * 2)).parts()
+    told = seen((8, hidden.sum()), (9, hidden * 2)).part_rows()
     assert [(part["sends"], part["recvs"], part["ops"]) for part in told] == [
         ([8, 9], [7], ["Linear", "Relu"]), ([8], [], ["Sum"]), ([9], [], ["Mul"]),
     ]  # fmt: skip
@@ -236,21 +236,21 @@ def test_a_part_is_what_leads_to_the_same_sends() -> None:
 def test_an_operation_has_the_place_of_its_module_and_reshapes_are_left_out() -> None:
     net = torch.nn.Sequential(Linear(4, 4), torch.nn.ReLU(), Linear(4, 2, bias=False))
     names = graph_events.LeafNames(lambda: [net])
-    (part,) = seen((1, net(torch.ones(2, 3, 4))), names=names).parts()
+    (part,) = seen((1, net(torch.ones(2, 3, 4))), names=names).part_rows()
     assert (part["ops"], part["count"]) == (["Linear 0", "Relu", "Linear 2"], 3)
-    (part,) = seen((1, next(net.parameters())), names=names).parts()
+    (part,) = seen((1, next(net.parameters())), names=names).part_rows()
     assert part["ops"] == ["leaf 0.weight"]
 
 
 def test_of_a_large_graph_only_the_recvs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_events, "MOST_NODES", 3)
-    (x,) = graph.receive([torch.ones(2, requires_grad=True)], 7)
-    (part,) = seen((8, x * 2 * 2 * 2 * 2)).parts()
+    (x,) = graph.attach_recv_node([torch.ones(2, requires_grad=True)], 7)
+    (part,) = seen((8, x * 2 * 2 * 2 * 2)).part_rows()
     assert (part["recvs"], part["ops"], part["count"]) == ([7], [], None)
-    edges = graph.edges([x * 2 * 2 * 2 * 2])
+    edges = graph.gradient_edges([x * 2 * 2 * 2 * 2])
     unknown = graph_events.SeenGraph()
-    unknown.walk(8, graph_events.SentTensors(edges, None), graph_events.LeafNames(list))
-    assert unknown.parts() == []
+    unknown.add_nodes_below(8, graph_events.SentTensors(edges, None), graph_events.LeafNames(list))
+    assert unknown.part_rows() == []
 
 
 @pytest.mark.parametrize("step", ["_graph_of_context", "_make_row", "_size_fields", "walk", "Spans"])

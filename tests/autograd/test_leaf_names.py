@@ -53,10 +53,10 @@ def test_each_leaf_is_searched_for_once_and_its_name_is_dropped_with_it() -> Non
         return stages
 
     known = LeafNames(shared)
-    assert known.of([stages[0].weight, stray]) == ["weight", ""]
-    assert known.of([stray, stages[0].weight]) == ["", "weight"]
+    assert known.names_of([stages[0].weight, stray]) == ["weight", ""]
+    assert known.names_of([stray, stages[0].weight]) == ["", "weight"]
     assert asked == [1]
-    assert known.of([stages[0].bias]) == ["bias"]
+    assert known.names_of([stages[0].bias]) == ["bias"]
     assert asked == [1, 1]
     del stray
     stages.clear()

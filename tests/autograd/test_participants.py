@@ -128,16 +128,16 @@ class Counting(Link):
         super().__init__()
         self._counts = counts
 
-    def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
+    def handle_outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
         if isinstance(message, Discover | Discovered | Gradients | Settled):
             self._counts[type(message).__name__] += 1
-        super().outgoing(to, seq, message, may_wait)
+        super().handle_outgoing(to, seq, message, may_wait)
 
 
 def test_a_send_of_the_pass_costs_at_most_two_messages(agents: list[Agent]) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for agent in agents:
-        agent.links.use(Counting(counts))
+        agent.links.replace_links(Counting(counts))
     x = leaf(3)
     with autograd.context() as context:
         near = rpc_sync("worker1", curve, (x,))

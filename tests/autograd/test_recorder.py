@@ -176,7 +176,9 @@ def test_copied_gradients_share_no_memory() -> None:
     a, b, c, d = (leaf(4) for _ in range(4))
     big = torch.arange(8.0, dtype=torch.double)
     held = LeafGradients()
-    held.add([(a, big[:4]), (b, big[4:]), (c, torch.ones(1, dtype=torch.double).expand(4)), (d, own := torch.ones(4))])
+    held.add_gradients(
+        [(a, big[:4]), (b, big[4:]), (c, torch.ones(1, dtype=torch.double).expand(4)), (d, own := torch.ones(4))]
+    )
     found = held.copy()
     for gradient in found.values():
         gradient.mul_(10)
@@ -193,10 +195,10 @@ def test_gradients_that_two_passes_add_at_once_are_all_counted(monkeypatch: pyte
             meeting.wait(0.2)  # times out if only one thread adds at a time
         return first + second
 
-    monkeypatch.setattr(gradients, "total", total)
-    held.add([(x, torch.ones(3))])
+    monkeypatch.setattr(gradients, "sum_gradients", total)
+    held.add_gradients([(x, torch.ones(3))])
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(held.add, [(x, torch.ones(3))]) for _ in range(2)]:
+        for done in [pool.submit(held.add_gradients, [(x, torch.ones(3))]) for _ in range(2)]:
             done.result()
     assert held.copy()[x].tolist() == [3, 3, 3]
 
@@ -206,5 +208,5 @@ def test_dense_and_sparse_gradients_add_up_in_any_order() -> None:
     for order in ([sparse, dense], [dense, sparse], [sparse, sparse, dense]):
         x, held = leaf(3, 3), LeafGradients()
         for gradient in order:
-            held.add([(x, gradient)])
+            held.add_gradients([(x, gradient)])
         assert torch.equal(held.copy()[x].to_dense(), sum(g.to_dense() for g in order))

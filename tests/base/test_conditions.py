@@ -62,7 +62,7 @@ def test_a_signal_that_does_not_wake_the_main_thread_ends_its_wait(wait: Callabl
     assert main is not None
 
     def interrupt() -> None:
-        while sys._current_frames()[main].f_code is not conditions.acquired.__code__:
+        while sys._current_frames()[main].f_code is not conditions.acquire_lock.__code__:
             pass
         _thread.interrupt_main()
 

@@ -35,14 +35,14 @@ def test_a_waiting_thread_opens_the_answer_itself() -> None:
     waiter.start()
     while not future._waiters:
         pass
-    assert future.deliver(threading.current_thread, later.append)
+    assert future.deliver_answer(threading.current_thread, later.append)
     waiter.join(10)
     assert future.value() is waiter and later == []
 
 
 def test_a_waiting_thread_calls_help_along_once_and_then_sleeps() -> None:
     helped: list[bool] = []
-    timer = threading.Timer(0.05, lambda: future.deliver(lambda: 3, here))
+    timer = threading.Timer(0.05, lambda: future.deliver_answer(lambda: 3, here))
 
     def help_along(waits: Callable[[], bool]) -> None:
         helped.append(waits())
@@ -54,14 +54,14 @@ def test_a_waiting_thread_calls_help_along_once_and_then_sleeps() -> None:
 
 
 def test_an_answer_that_help_along_delivers_ends_the_wait() -> None:
-    future: Future[int] = make_future(help_along=lambda waits: future.deliver(lambda: 3, here))
+    future: Future[int] = make_future(help_along=lambda waits: future.deliver_answer(lambda: 3, here))
     assert future.wait() == 3
 
 
 def test_an_answer_without_a_waiting_thread_is_opened_by_another_one() -> None:
     future: Future[int] = Future()
     later: list[Callable[[], None]] = []
-    future.deliver(lambda: 3, later.append)
+    future.deliver_answer(lambda: 3, later.append)
     assert not future.done()
     later[0]()
     assert future.done() and future.wait() == 3
@@ -69,7 +69,7 @@ def test_an_answer_without_a_waiting_thread_is_opened_by_another_one() -> None:
 
 def test_a_future_keeps_its_first_answer() -> None:
     future: Future[int] = Future()
-    assert future.deliver(lambda: 1, here) and not future.deliver(lambda: 2, here)
+    assert future.deliver_answer(lambda: 1, here) and not future.deliver_answer(lambda: 2, here)
     assert future.wait() == 1
     with pytest.raises(RuntimeError, match="completed Future"):
         future.set_result(4)
@@ -82,7 +82,7 @@ def test_an_answer_with_many_waiting_threads_is_opened_once() -> None:
     threads = [threading.Thread(target=lambda: found.append(future.wait())) for _ in range(8)]
     for thread in threads:
         thread.start()
-    future.deliver(lambda: opened.append(1) or 5, here)
+    future.deliver_answer(lambda: opened.append(1) or 5, here)
     for thread in threads:
         thread.join(10)
     assert found == [5] * 8 and opened == [1]
@@ -91,7 +91,7 @@ def test_an_answer_with_many_waiting_threads_is_opened_once() -> None:
 def test_continuations_get_the_value_or_the_error() -> None:
     future: Future[int] = Future()
     plus = future.then(lambda done: done.wait() + 1)
-    future.deliver(lambda: 3, here)
+    future.deliver_answer(lambda: 3, here)
     assert plus.wait() == 4
     failing: Future[int] = Future()
     seen: list[Exception] = []
@@ -103,7 +103,7 @@ def test_continuations_get_the_value_or_the_error() -> None:
             seen.append(error)
 
     failing.add_done_callback(look)
-    failing.deliver(fail(KeyError("k")), here)
+    failing.deliver_answer(fail(KeyError("k")), here)
     assert [type(error) for error in seen] == [KeyError]
 
 
@@ -113,7 +113,7 @@ def test_a_chained_future_is_cancelled_and_completed_with_its_source() -> None:
     chained = future.then(lambda done: done.value() + 1).then(lambda done: done.value() * 10)
     assert isinstance(chained, Future) and not chained.done()
     assert chained.cancel() and asked == [1], "cancelling it cancels its source"
-    future.deliver(lambda: 3, here)
+    future.deliver_answer(lambda: 3, here)
     assert chained.wait() == 40 and not chained.cancel()
     assert future.then(lambda done: done.value() + 4).value() == 7, "a continuation of a done future runs at once"
 
@@ -222,7 +222,7 @@ def test_a_signal_ends_the_wait_and_not_the_future() -> None:
             future.wait()
     finally:
         signal.signal(signal.SIGINT, before)
-    future.deliver(lambda: 7, here)
+    future.deliver_answer(lambda: 7, here)
     assert future.done(), "the interrupted thread is no longer expected to open it"
     assert future.wait() == 7
 
@@ -242,7 +242,7 @@ def test_a_pool_thread_reports_its_wait_to_the_pool() -> None:
     thread.start()
     while not told:
         pass
-    future.deliver(lambda: 1, here)
+    future.deliver_answer(lambda: 1, here)
     thread.join(10)
     assert told == ["begins", "ends"]
 
@@ -259,7 +259,7 @@ def test_a_waiting_thread_that_delivers_the_answer_itself_opens_it(lazy: bool) -
         opened.append(threading.current_thread())
         return 7
 
-    future: Future[int] = make_future(help_along=lambda waiting: future.deliver(answer, _never, lazy))
+    future: Future[int] = make_future(help_along=lambda waiting: future.deliver_answer(answer, _never, lazy))
     assert future.wait() == 7 and opened == [threading.current_thread()]
 
 
@@ -268,14 +268,14 @@ def test_an_answer_is_opened_even_if_an_interrupt_ends_help_along() -> None:
 
     def interrupted(waiting: Callable[[], bool]) -> None:
         assert waiting()
-        future.deliver(lambda: 7, _never)
+        future.deliver_answer(lambda: 7, _never)
         assert not waiting()
         raise KeyboardInterrupt
 
     future: Future[int] = make_future(help_along=interrupted)
     with pytest.raises(KeyboardInterrupt):
         future.wait()
-    assert future.outcome() == (7, None)
+    assert future.known_outcome() == (7, None)
 
 
 def test_an_answer_is_opened_even_if_an_interrupt_comes_before_its_opening(
@@ -289,10 +289,10 @@ def test_an_answer_is_opened_even_if_an_interrupt_comes_before_its_opening(
         opens(self)
 
     monkeypatch.setattr(Future, "_open_answer", interrupted)
-    future: Future[int] = make_future(help_along=lambda waiting: future.deliver(lambda: 7, _never))
+    future: Future[int] = make_future(help_along=lambda waiting: future.deliver_answer(lambda: 7, _never))
     with pytest.raises(KeyboardInterrupt):
         future.wait()
-    assert future.outcome() == (7, None)
+    assert future.known_outcome() == (7, None)
 
 
 def test_one_of_two_waiting_threads_delivers_the_answer_for_both() -> None:
@@ -302,7 +302,7 @@ def test_one_of_two_waiting_threads_delivers_the_answer_for_both() -> None:
         if not helping.is_set():
             helping.set()
             assert go.wait(10)
-            future.deliver(lambda: 7, _never)
+            future.deliver_answer(lambda: 7, _never)
 
     future: Future[int] = make_future(help_along=helps)
     found: list[int] = []
@@ -329,7 +329,7 @@ def test_a_pool_thread_calls_help_along_before_and_after_it_reports_its_wait() -
     def helps(waiting: Callable[[], bool]) -> None:
         told.append("helps")
         if "waits" in told:
-            future.deliver(lambda: 1, here)
+            future.deliver_answer(lambda: 1, here)
 
     future: Future[int] = make_future(help_along=helps)
     thread = PoolThread(target=future.wait)
@@ -341,7 +341,7 @@ def test_a_pool_thread_calls_help_along_before_and_after_it_reports_its_wait() -
 def test_a_future_can_be_awaited() -> None:
     async def use() -> int:
         future: Future[int] = Future()
-        threading.Timer(0.05, lambda: future.deliver(lambda: 9, here)).start()
+        threading.Timer(0.05, lambda: future.deliver_answer(lambda: 9, here)).start()
         return await future
 
     assert asyncio.run(use()) == 9
@@ -351,7 +351,7 @@ def test_a_future_can_be_cancelled_until_it_has_an_answer() -> None:
     asked: list[int] = []
     future: Future[int] = make_future(on_cancel=lambda: asked.append(1))
     assert future.cancel() and asked == [1]
-    future.deliver(fail(CallCancelled("given up")), here)
+    future.deliver_answer(fail(CallCancelled("given up")), here)
     with pytest.raises(CallCancelled):
         future.wait()
     assert not future.cancel()
@@ -364,7 +364,7 @@ def test_a_raised_error_keeps_no_local_variables_alive() -> None:
     def use() -> weakref.ref[Held]:
         held, future = Held(), Future[int]()
         future.add_done_callback(lambda done: held)
-        future.deliver(fail(ValueError("broken")), here)
+        future.deliver_answer(fail(ValueError("broken")), here)
         with contextlib.suppress(ValueError):
             future.wait()
         return weakref.ref(held)
@@ -376,7 +376,7 @@ def test_a_raised_error_keeps_no_local_variables_alive() -> None:
 
 def test_each_wait_raises_its_own_copy_of_the_error() -> None:
     future: Future[int] = Future()
-    future.deliver(fail(ValueError("broken")), here)
+    future.deliver_answer(fail(ValueError("broken")), here)
     raised = []
     for _ in range(2):
         with pytest.raises(ValueError, match="broken") as caught:
@@ -388,7 +388,7 @@ def test_each_wait_raises_its_own_copy_of_the_error() -> None:
 def test_a_lazy_answer_is_opened_by_the_first_thread_that_asks() -> None:
     def answered() -> Future[int]:
         future: Future[int] = Future()
-        assert future.deliver(lambda: 3, pytest.fail, lazy=True)
+        assert future.deliver_answer(lambda: 3, pytest.fail, lazy=True)
         return future
 
     assert answered().wait() == 3
@@ -405,7 +405,7 @@ def test_a_lazy_answer_with_a_callback_is_opened_by_another_thread() -> None:
     seen: list[int] = []
     future.add_done_callback(lambda done: seen.append(done.value()))
     later: list[Callable[[], None]] = []
-    future.deliver(lambda: 3, later.append, lazy=True)
+    future.deliver_answer(lambda: 3, later.append, lazy=True)
     assert seen == []
     later[0]()
     assert seen == [3]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpcbench.base.errors import counted, nearest
+from rpcbench.base.errors import count_noun, suggest_nearest
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,7 @@ from rpcbench.base.errors import counted, nearest
     [(0, "cell", "0 cells"), (1, "cell", "1 cell"), (2, "micro-batch", "2 micro-batches"), (1, "batch", "1 batch")],
 )
 def test_a_count_is_followed_by_its_noun_in_the_right_number(number: int, noun: str, phrase: str) -> None:
-    assert counted(number, noun) == phrase
+    assert count_noun(number, noun) == phrase
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ def test_a_count_is_followed_by_its_noun_in_the_right_number(number: int, noun: 
     ],
 )
 def test_the_nearest_word_is_suggested(word: str, there: list[str], phrase: str) -> None:
-    assert nearest(word, there) == phrase
+    assert suggest_nearest(word, there) == phrase

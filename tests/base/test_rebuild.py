@@ -67,7 +67,7 @@ def through_pickle(error: Exception) -> Exception:
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
-            return rebuild.reduced(value) if isinstance(value, BaseException) else NotImplemented
+            return rebuild.reduce_error(value) if isinstance(value, BaseException) else NotImplemented
 
     stream = io.BytesIO()
     Pickler(stream, 5).dump(error)
@@ -86,15 +86,15 @@ ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", [through_pickle, rebuild.twin])
+@pytest.mark.parametrize("way", [through_pickle, rebuild.copy_error])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_error_is_rebuilt_as_it_was(error: Exception, way: Any) -> None:
     rebuild.add_note(error, "a note")
     made = way(error)
     assert made.__notes__[-1] == "a note"
     assert made is not error and type(made) is type(error)
-    assert (str(made), repr(made), made.args if way is rebuild.twin else len(made.args)) == (
-        str(error), repr(error), error.args if way is rebuild.twin else len(error.args),
+    assert (str(made), repr(made), made.args if way is rebuild.copy_error else len(made.args)) == (
+        str(error), repr(error), error.args if way is rebuild.copy_error else len(error.args),
     )  # fmt: skip
     assert {name: repr(value) for name, value in vars(made).items()} == {
         name: repr(value) for name, value in vars(error).items()
@@ -110,7 +110,7 @@ def test_an_error_is_rebuilt_as_it_was(error: Exception, way: Any) -> None:
 def test_a_copied_attribute_error_keeps_its_name_and_drops_its_object() -> None:
     error = fails("'a text'.missing")
     assert isinstance(error, AttributeError) and error.obj == "a text"
-    made = rebuild.twin(error)
+    made = rebuild.copy_error(error)
     assert (made.name, made.obj) == ("missing", None)
 
 
@@ -119,22 +119,22 @@ def test_a_class_with_its_own_pickling_keeps_it() -> None:
         def __reduce__(self) -> Any:
             return ValueError, ("instead",)
 
-    assert rebuild.reduced(Own()) is None
+    assert rebuild.reduce_error(Own()) is None
     stateful = Stateful("x")
     stateful.extra = 1  # type: ignore[attr-defined]
-    made = rebuild.twin(stateful)
+    made = rebuild.copy_error(stateful)
     assert vars(made) == {"restored": {"extra": 1}} and made.args == ("x",)
 
 
 def test_a_class_that_is_no_exception_is_refused() -> None:
     with pytest.raises(TypeError, match="is not a class of exceptions"):
-        rebuild.remade(dict)  # type: ignore[type-var]
+        rebuild.rebuild_error(dict)  # type: ignore[type-var]
 
 
 def test_a_shortened_error_keeps_its_type_and_its_inner_errors() -> None:
     error = KeywordsGroup(inner=[KeywordsOnly(code=1), fails("b'\\xff'.decode()")])
     error.add_note("a note")
-    made = rebuild.shortened(error, lambda part: part if isinstance(part, int | bytes) else f"<{part}>")
+    made = rebuild.shorten_error(error, lambda part: part if isinstance(part, int | bytes) else f"<{part}>")
     assert isinstance(made, KeywordsGroup) and made.message == "<several>" and made.count == 2
     assert made.__notes__ == ["<a note>"]
     first, second = made.exceptions
@@ -144,10 +144,10 @@ def test_a_shortened_error_keeps_its_type_and_its_inner_errors() -> None:
 
 def test_a_text_is_cut_to_the_bound() -> None:
     short, long = "x" * rebuild.MOST_TEXT, "x" * rebuild.MOST_TEXT + "y" * 100
-    assert rebuild.cut(short) is short
-    assert "[100 characters are left out here]" in rebuild.cut(long)
-    assert len(rebuild.cut(long * 3)) < rebuild.MOST_TEXT + 100 and rebuild.cut(long).endswith("y")
-    told = rebuild.story(ValueError(long))
+    assert rebuild.cut_text(short) is short
+    assert "[100 characters are left out here]" in rebuild.cut_text(long)
+    assert len(rebuild.cut_text(long * 3)) < rebuild.MOST_TEXT + 100 and rebuild.cut_text(long).endswith("y")
+    told = rebuild.format_traceback(ValueError(long))
     assert told.startswith("ValueError: x") and len(told) < rebuild.MOST_TEXT + 100
 
 
@@ -156,4 +156,4 @@ def test_an_error_in_a_repr_is_named_in_its_place() -> None:
         def __repr__(self) -> str:
             raise ValueError("no words")
 
-    assert rebuild.words(Mute()) == "<Mute, whose representation raises ValueError>"
+    assert rebuild.format_value(Mute()) == "<Mute, whose representation raises ValueError>"

@@ -45,7 +45,7 @@ def test_a_remote_traceback_has_the_name_of_the_cell_and_its_lines() -> None:
     sources.keep_source(FILE, CodeSource("Cell In[3]", TEXT))
     with pytest.raises(ZeroDivisionError) as caught:
         function()(0)
-    told = rebuild.story(caught.value)
+    told = rebuild.format_traceback(caught.value)
     assert "\n  Cell In[3], line 3, in fail\n    return 1 / y\n" in told and FILE not in told
     assert f'File "{__file__}", line' in told
 

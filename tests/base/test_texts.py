@@ -6,7 +6,7 @@ import pytest
 
 from rpcbench.base import errors
 from rpcbench.base.config import WorldConfig
-from rpcbench.base.ids import Counter, Id, apply, check_name, global_id, worker_of
+from rpcbench.base.ids import Counter, Id, apply_change, check_name, global_id, worker_of
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "x" * 128, "a/b", "é"])
@@ -42,8 +42,8 @@ def test_errors_have_the_base_classes_of_torch_and_can_be_pickled() -> None:
 
 def test_changes_are_applied_to_tables() -> None:
     tables: dict[str, dict[str, dict[str, int]]] = {}
-    apply(tables, "owned", "0.1", {"forks": 1})
-    apply(tables, "owned", "0.1", {"forks": 2})
-    apply(tables, "owned", "0.2", {"forks": 1})
-    apply(tables, "owned", "0.2", None)
+    apply_change(tables, "owned", "0.1", {"forks": 1})
+    apply_change(tables, "owned", "0.1", {"forks": 2})
+    apply_change(tables, "owned", "0.2", {"forks": 1})
+    apply_change(tables, "owned", "0.2", None)
     assert tables == {"owned": {"0.1": {"forks": 2}}}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from spoiled import disk_of
 
-from rpcbench.base.files import make_file, rename, replace_file
+from rpcbench.base.files import make_file, rename_draft, replace_file
 
 
 def test_a_failed_write_leaves_no_file_and_keeps_an_existing_one(tmp_path: Path) -> None:
@@ -56,5 +56,5 @@ def test_a_durable_file_is_on_disk_before_its_name(
     with replace_file(tmp_path / "note", durable) as draft:
         draft.write(b"new")
     assert synced == ([draft.name, str(tmp_path)] if durable else [])
-    rename(tmp_path / "note", tmp_path / "other")
+    rename_draft(tmp_path / "note", tmp_path / "other")
     assert synced[2 * durable :] == [str(tmp_path)]

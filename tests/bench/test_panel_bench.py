@@ -15,7 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.panels import Bound
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.views import diff
+from rpcbench.telemetry.views import diff_views
 
 
 @pytest.mark.parametrize("name", panel_pace.CHANGES)
@@ -46,7 +46,7 @@ def test_worlds_have_a_thousand_rows_and_some_of_them_change(name: str) -> None:
     counts = sum(row["sent"] for row in shown) if name == "autograd" else len(shown)
     assert counts == panel_frames.ROWS
     for before, after in pairwise(views):
-        changed = diff(before, after)
+        changed = diff_views(before, after)
         assert 0 < len(json.dumps(changed)) < len(json.dumps(after)) / 4
 
 

@@ -17,7 +17,7 @@ from benchmarks.__main__ import main
 from benchmarks.pipeline_sides import MODELS, SCHEDULES, FixedCost, Order, Side, Steps, cost, ours, theirs
 from rpcbench.launch.cluster import Cluster
 from rpcbench.pipeline import simulate
-from rpcbench.pipeline.ops import Op, parse
+from rpcbench.pipeline.ops import Op, parse_ops
 
 TRIES = 40  # of about a second; one is enough on an idle machine
 
@@ -63,15 +63,15 @@ def test_idle_shares_equal_those_of_the_simulator(no_leaks: None) -> None:
 
 
 def test_the_lag_is_the_waiting_time_beyond_the_schedule() -> None:
-    ops = parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
+    ops = parse_ops("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
     assert idle_shares.lag(ops, simulate(ops, cost).spans) == 0
     assert idle_shares.lag(ops, simulate(ops, cost, transfer=0.25).spans) == pytest.approx(0.25)
-    alone = parse("0F0 0B0")
+    alone = parse_ops("0F0 0B0")
     assert idle_shares.lag(alone, simulate(alone, cost).spans) == 0
 
 
 def test_a_stage_of_fixed_cost_has_the_costs_of_the_simulator() -> None:
-    told = {word: cost(Op.parse(word)) for word in ("0F0", "3F0", "0B0", "3B0", "0I0", "3I0", "0W0", "3W0")}
+    told = {word: cost(Op.parse_op(word)) for word in ("0F0", "3F0", "0B0", "3B0", "0I0", "3I0", "0W0", "3W0")}
     assert told == {"0F0": 1, "3F0": 1, "0B0": 2, "3B0": 2, "0I0": 0, "3I0": 1, "0W0": 2, "3W0": 1}
     stage = FixedCost(0.0)
     stage(torch.zeros(2, 4)).sum().backward()

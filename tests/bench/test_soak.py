@@ -48,7 +48,7 @@ def test_a_member_that_still_grows_at_the_end_is_named(
     assert "5.00" in shown and "+30.000" in shown, "2 MB in 667 of 2000 calls"
     monkeypatch.setattr(soak, "soak", lambda plan: [{"a": flat}] * 9)
     command.run_soak(quick=True)
-    assert current.find() is None
+    assert current.find_current() is None
 
 
 @pytest.mark.process

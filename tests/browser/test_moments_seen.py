@@ -20,10 +20,10 @@ PROGRAM = """import random, threading
 import torch
 import rpcbench.autograd as dist_autograd
 import rpcbench.rpc as rpc
-from rpcbench.runtime.current import current
+from rpcbench.runtime.current import current_agent
 from rpcbench.pipeline import Pipeline, split
 
-agent, over, rounds, wrong = current(), threading.Event(), [], []
+agent, over, rounds, wrong = current_agent(), threading.Event(), [], []
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
 pipe = Pipeline(split(model, ["worker1", "worker2"]), microbatches=2, loss_fn=torch.nn.functional.cross_entropy)
 
@@ -58,7 +58,7 @@ def go_on(deed, dice):
         wrong.append(repr(error))
 
 def own():
-    return current().tables()
+    return current_agent().tables()
 
 def everywhere():  # the bench's own calls: a stepper lets them pass
     asked = {i: agent.call(i, own, own=True) for i in (1, 2)}

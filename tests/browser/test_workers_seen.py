@@ -35,7 +35,7 @@ ROWS = "all => Object.fromEntries(all.map(one => [one.dataset.worker, {...one.da
 TABLES = "{i: {**tables['health'][str(i)], 'incarnation': life} for i, (life, tables) in everywhere().items()}"
 ASK = """from rpcbench.runtime.current import current
 def own():
-    return current().incarnation, current().tables()
+    return current_agent().incarnation, current_agent().tables()
 def everywhere():
     return {0: own(), **{i: cluster.rpc_sync(f"worker{i}", own) for i in (1, 2)}}
 """

@@ -44,8 +44,8 @@ def test_stop_names_a_worker_that_may_run_the_cell_already(monkeypatch):
     sent = RunningCell(
         agent, Cell(7, "while True: pass"), [part], prompts, math.inf, _FailureReporter(SimpleNamespace())
     )
-    sent.begin(SimpleNamespace(open=lambda *of: None), SendOrder(agent))
-    assert sent.stop() == ([], ["worker1"])
+    sent.send_to_workers(SimpleNamespace(open=lambda *of: None), SendOrder(agent))
+    assert sent.interrupt_and_wait() == ([], ["worker1"])
     assert agent.submitted[-1].args[1:] == (INTERRUPT, {"cell": 7})
 
 
@@ -53,17 +53,17 @@ def test_a_cell_is_sent_once_that_before_it_is_queued_or_answered():
     agent, sent = Agent(), []
     order = SendOrder(agent)
     for cell in (1, 2, 3):
-        order.enter(7, cell, lambda cell=cell: sent.append(cell))
-    order.enter(8, 4, lambda: sent.append(4))  # to another worker
+        order.queue_send(7, cell, lambda cell=cell: sent.append(cell))
+    order.queue_send(8, 4, lambda: sent.append(4))  # to another worker
     agent.turn()
     assert sent == [1, 4]
     agent.notices[QUEUED](7, {"cell": 1})
     agent.turn()
     assert sent == [1, 4, 2]
-    order.passed(7, 1)  # its answer
+    order.release_next_cell(7, 1)  # its answer
     agent.turn()
     assert sent == [1, 4, 2]
-    order.passed(7, 2)  # it could not be sent
+    order.release_next_cell(7, 2)  # it could not be sent
     agent.turn()
     assert sent == [1, 4, 2, 3]
 
@@ -71,11 +71,11 @@ def test_a_cell_is_sent_once_that_before_it_is_queued_or_answered():
 def test_a_cell_that_ctrl_c_left_without_a_turn_is_sent_before_the_next_one():
     agent, sent = Agent(), []
     order = SendOrder(agent)
-    order.enter(7, 1, lambda: sent.append(1))
+    order.queue_send(7, 1, lambda: sent.append(1))
     agent.submitted.clear()  # Ctrl-C came before it was handed to the pool
-    order.enter(7, 2, lambda: sent.append(2))
+    order.queue_send(7, 2, lambda: sent.append(2))
     agent.turn()
-    order.passed(7, 1)
+    order.release_next_cell(7, 1)
     agent.turn()
     assert sent == [1, 2]
 
@@ -84,10 +84,12 @@ def test_when_the_agent_has_ended_a_waiting_cell_is_sent_at_once_and_fails():
     agent, sent = Agent(), []
     order = SendOrder(agent)
     for cell in (1, 2, 3):
-        order.enter(7, cell, lambda cell=cell: (sent.append(cell), order.passed(7, cell)) if cell > 1 else None)
+        order.queue_send(
+            7, cell, lambda cell=cell: (sent.append(cell), order.release_next_cell(7, cell)) if cell > 1 else None
+        )
     agent.turn()
     agent.running = False
-    order.passed(7, 1)
+    order.release_next_cell(7, 1)
     assert sent == [2, 3] and agent.submitted == []
 
 
@@ -100,7 +102,7 @@ def test_an_interrupted_cell_is_not_sent_any_more(monkeypatch):
     settled = []
     part = _WorkerRun(SimpleNamespace(name="worker1", id=1), None, prompts, settled.append, "")
     sent = RunningCell(agent, Cell(7, "1"), [part], prompts, math.inf, _FailureReporter(SimpleNamespace()))
-    sent.begin(relay, SendOrder(agent))
+    sent.send_to_workers(relay, SendOrder(agent))
     sent.interrupt()
     agent.turn()
     assert settled == [part] and str(part.error) == "the cell was interrupted before it was sent"

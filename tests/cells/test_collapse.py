@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rpcbench.cells import display as collapse
-from rpcbench.cells.display import abbreviated, collapsed
+from rpcbench.cells.display import abbreviate_names, collapsed_areas
 
 
 class Recorder:
@@ -33,7 +33,7 @@ def screen():
 
 
 def areas(screen, count=3):
-    return collapsed(screen, [f"worker{i}" for i in range(1, count + 1)], True)
+    return collapsed_areas(screen, [f"worker{i}" for i in range(1, count + 1)], True)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def areas(screen, count=3):
     ],
 )
 def test_names_with_consecutive_numbers_are_abbreviated_to_ranges(names, short):
-    assert abbreviated(iter(names.split())) == short
+    assert abbreviate_names(iter(names.split())) == short
 
 
 def test_equal_outputs_are_shown_once_even_if_they_arrive_in_different_pieces(screen):
@@ -60,8 +60,8 @@ def test_equal_outputs_are_shown_once_even_if_they_arrive_in_different_pieces(sc
     three.show("stdout", "a\nb")
     three.show("stdout", "\n")
     for area in (one, two):
-        area.show("result", bundle({"text/html": "<b>"}, display_id=f"of {id(area)}"))
-        area.finish()
+        area.show_item("result", bundle({"text/html": "<b>"}, display_id=f"of {id(area)}"))
+        area.finish_output()
     three.show("result", bundle({"text/html": "<b>"}))
     assert screen.shown == [], "output is held back until all workers have finished"
     three.finish()
@@ -71,8 +71,8 @@ def test_equal_outputs_are_shown_once_even_if_they_arrive_in_different_pieces(sc
 def test_different_outputs_are_shown_separately_in_the_order_of_the_workers(screen):
     one, two, three = areas(screen)
     for area, text in ((three, "same\n"), (two, "other\n"), (one, "same\n")):
-        area.show("stdout", text)
-        area.finish()
+        area.show_item("stdout", text)
+        area.finish_output()
     assert screen.shown == ["[worker1,worker3] same", "[worker2] other"]
 
 
@@ -81,15 +81,15 @@ def test_equal_texts_on_different_streams_differ_and_a_silent_worker_shows_nothi
     one.show("stdout", "x\n")
     two.show("stderr", "x\n")
     for area in (one, two, three):
-        area.finish()
+        area.finish_output()
     assert screen.shown == ["[worker1] x", "[worker2] x"]
 
 
 def test_output_after_the_end_is_shown_with_the_name_of_its_worker(screen):
     made = areas(screen, 2)
     for area in made * 2:
-        area.show("stdout", "x\n")
-        area.finish()
+        area.show_item("stdout", "x\n")
+        area.finish_output()
     assert screen.shown == ["[worker1-2] x", "[worker1] x", "[worker2] x"]
 
 
@@ -107,6 +107,6 @@ def test_output_beyond_the_limit_is_shown_at_once(screen, monkeypatch):
 
 
 def test_output_of_a_single_worker_is_shown_at_once(screen):
-    (area,) = collapsed(screen, ["worker1"], False)
-    area.show("stdout", "now\n")
+    (area,) = collapsed_areas(screen, ["worker1"], False)
+    area.show_item("stdout", "now\n")
     assert screen.shown == ["now"]

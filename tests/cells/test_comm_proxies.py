@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcbench.cells.output import ReorderBuffer
-from rpcbench.cells.widgets import COMM, CommProxies, WorkerComms, decoded, encoded
+from rpcbench.cells.widgets import COMM, CommProxies, WorkerComms, decode_message, encode_message
 from rpcbench.runtime.interceptors import AgentHooks
 
 
@@ -67,13 +67,13 @@ class Sides:
         self._patch.setattr(comm, "get_comm_manager", lambda: self.managers[side])
         self._patch.setattr(comm, "create_comm", self.front_end)
         if side == "worker":
-            self.comms.install(shell)
+            self.comms.install_comms(shell)
 
     def deliver(self, order=list):
         """Deliver the messages of the worker to the notebook."""
         self.on("notebook")
         for content in order(self.output_stream):
-            self.mirrors.take(1, content)
+            self.mirrors.receive_message(1, content)
         self.output_stream.clear()
 
     def front(self, made):
@@ -83,7 +83,7 @@ class Sides:
         """Deliver the messages of the front end to the worker."""
         self.on("worker")
         for notice in order(self.agent.sent):
-            self.comms.heard(0, notice)
+            self.comms.message_received(0, notice)
         self.agent.sent.clear()
 
 
@@ -95,16 +95,16 @@ def sides(monkeypatch):
 @given(st.permutations(range(6)))
 def test_a_reorder_buffer_restores_the_order_of_sending(order):
     turns = ReorderBuffer()
-    assert list(itertools.chain.from_iterable(turns.add(n, str(n)) for n in order)) == list("012345")
+    assert list(itertools.chain.from_iterable(turns.add_item(n, str(n)) for n in order)) == list("012345")
 
 
 def test_buffers_and_bytes_are_encoded_as_text_and_a_set_is_refused():
     parts = memoryview(b"\x00\xff" * 3).cast("H")
-    back = decoded(encoded({"kind": "comm_msg", "data": {"raw": b"\xff"}, "buffers": [parts, b""]}))
+    back = decode_message(encode_message({"kind": "comm_msg", "data": {"raw": b"\xff"}, "buffers": [parts, b""]}))
     assert back["data"] == {"raw": "/w=="}
     assert [bytes(buffer) for buffer in back["buffers"]] == [b"\x00\xff" * 3, b""]
     with pytest.raises(TypeError, match="holds a set"):
-        encoded({"data": {1, 2}, "buffers": None})
+        encode_message({"data": {1, 2}, "buffers": None})
 
 
 @pytest.mark.parametrize("order", [list, reversed])

@@ -30,18 +30,18 @@ def ran(past, fails=lambda code: None):
 def test_cells_are_replayed_in_the_order_in_which_they_were_sent():
     kept = CellHistories()
     for number in (2, 1, 3):
-        kept.note("worker1", Cell(number, f"cell {number}", {"x": number}, ("y",), leave=("z",)))
-    kept.note("worker2", Cell(4, "elsewhere"))
-    seen, reruns = ran(kept.take("worker1"))
+        kept.record_cell("worker1", Cell(number, f"cell {number}", {"x": number}, ("y",), leave=("z",)))
+    kept.record_cell("worker2", Cell(4, "elsewhere"))
+    seen, reruns = ran(kept.pop_history("worker1"))
     assert seen == [(f"cell {number}", {"x": number}) for number in (1, 2, 3)]
     assert [(rerun.code, rerun.error) for rerun in reruns] == [(f"cell {number}", None) for number in (1, 2, 3)]
-    assert ran(kept.take("worker1")) == ([], [])
+    assert ran(kept.pop_history("worker1")) == ([], [])
 
 
 def test_a_replay_goes_on_after_a_failed_cell_and_ends_when_the_worker_is_lost():
     past = WorkerHistory()
     for number, code in enumerate(["a", "b", "c", "d"]):
-        past.note(Cell(number, code))
+        past.record_cell(Cell(number, code))
     errors = {"a": KeyError("a"), "c": WorkerLostError("worker1")}
     seen, reruns = ran(past, errors.get)
     assert [code for code, _ in seen] == ["a", "b", "c"]
@@ -52,7 +52,7 @@ def test_cells_beyond_the_limit_are_dropped_and_reported(monkeypatch):
     monkeypatch.setattr(history, "CELLS", 2)
     past = WorkerHistory()
     for number in range(5):
-        past.note(Cell(number, str(number)))
+        past.record_cell(Cell(number, str(number)))
     seen, reruns = ran(past)
     assert [code for code, _ in seen] == ["3", "4"]
     assert (reruns[0].code, str(reruns[0].error)) == ("(3 earlier ones)", "only the last 2 are kept")
@@ -64,9 +64,9 @@ def test_cells_with_large_variables_are_not_replayed_and_are_reported(monkeypatc
     model = torch.nn.Linear(100, 100)
     gone = weakref.ref(model)
     past = WorkerHistory()
-    past.note(Cell(1, "needs both", {"small": 1, "large": large}))
-    past.note(Cell(2, "needs a model", {"model": model}))
-    past.note(Cell(3, "needs little", {"small": 1}))
+    past.record_cell(Cell(1, "needs both", {"small": 1, "large": large}))
+    past.record_cell(Cell(2, "needs a model", {"model": model}))
+    past.record_cell(Cell(3, "needs little", {"small": 1}))
     del model
     gc.collect()
     assert gone() is None
@@ -80,13 +80,13 @@ def test_a_variable_that_contains_itself_is_replayed():
     circle = [1]
     circle.append({"again": circle})
     past = WorkerHistory()
-    past.note(Cell(1, "code", {"circle": circle}))
+    past.record_cell(Cell(1, "code", {"circle": circle}))
     assert ran(past)[0] == [("code", {"circle": circle})]
 
 
 def test_a_sparse_tensor_is_replayed():
     sparse, past = torch.eye(3).to_sparse(), WorkerHistory()
-    past.note(Cell(1, "code", {"x": sparse}))
+    past.record_cell(Cell(1, "code", {"x": sparse}))
     ((_, push),), _ = ran(past)
     assert push["x"] is sparse
 
@@ -96,8 +96,8 @@ def test_a_dropped_cell_frees_its_share_of_the_size_limit(monkeypatch):
     monkeypatch.setattr(history, "CELLS", 1)
     past = WorkerHistory()
     for number in range(4):
-        past.note(Cell(number, str(number), {"x": torch.zeros(500)}))
-    past.note(Cell(5, "5", {"x": torch.zeros(500)}))
+        past.record_cell(Cell(number, str(number), {"x": torch.zeros(500)}))
+    past.record_cell(Cell(5, "5", {"x": torch.zeros(500)}))
     assert [rerun.error for rerun in ran(past)[1]][1:] == [None]
 
 

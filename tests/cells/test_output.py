@@ -38,7 +38,7 @@ class Asker:
         found = []
         while not found or found[-1]["kind"] != "end":
             found.append(self.notices.get(timeout=10))
-            self.output_stream.shown(KEY.client_id, {"cell": found[-1]["cell"], "shown": len(found)})
+            self.output_stream.items_shown(KEY.client_id, {"cell": found[-1]["cell"], "shown": len(found)})
         return found
 
 
@@ -50,9 +50,9 @@ def client_id(monkeypatch):
 
 
 def run(client_id, write):
-    client_id.output_stream.begin(KEY)
+    client_id.output_stream.begin_cell(KEY)
     write(client_id.output_stream)
-    client_id.output_stream.end(KEY, "over")
+    client_id.output_stream.end_cell(KEY, "over")
     return client_id.read()
 
 
@@ -61,7 +61,7 @@ def test_items_are_numbered_without_gaps_and_neighbouring_texts_are_joined(clien
         for piece in "abc":
             output_stream.write("stdout", piece)
         output_stream.write("stderr", "d")
-        output_stream.show("display", "{}")
+        output_stream.send_item("display", "{}")
         output_stream.write("stdout", "e")
 
     notices = run(client_id, write)
@@ -89,7 +89,7 @@ def test_texts_of_many_threads_all_arrive_whole(client_id):
 
 def test_long_content_is_sent_in_parts_and_only_the_last_part_has_the_kind(client_id):
     content = json.dumps({"data": "x" * 1_000_000})
-    notices = run(client_id, lambda output_stream: output_stream.show("display", content))
+    notices = run(client_id, lambda output_stream: output_stream.send_item("display", content))
     assert [n["kind"] for n in notices] == ["part"] * 3 + ["display", "end"]
     assert "".join(n["content"] for n in notices[:-1]) == content
 
@@ -100,23 +100,23 @@ def test_output_beyond_the_window_waits_for_acknowledgements(client_id, monkeypa
 
     def write(output_stream):
         for i in range(4 * WINDOW):
-            output_stream.show("display", str(i))
+            output_stream.send_item("display", str(i))
 
-    client_id.output_stream.begin(KEY)
+    client_id.output_stream.begin_cell(KEY)
     threading.Thread(
-        target=lambda: (write(client_id.output_stream), client_id.output_stream.end(KEY, "over")), daemon=True
+        target=lambda: (write(client_id.output_stream), client_id.output_stream.end_cell(KEY, "over")), daemon=True
     ).start()
     for shown in range(4 * WINDOW):
         ahead.append(client_id.notices.get(timeout=10)["n"] - shown + client_id.notices.qsize())
-        client_id.output_stream.shown(KEY.client_id, {"cell": KEY.number, "shown": shown + 1})
+        client_id.output_stream.items_shown(KEY.client_id, {"cell": KEY.number, "shown": shown + 1})
     assert max(ahead) < WINDOW
 
 
 def test_a_client_that_acknowledges_nothing_only_delays_the_output(client_id, monkeypatch):
     monkeypatch.setattr("rpcbench.cells.output._ACK_SECONDS", 0.05)
-    client_id.output_stream.begin(KEY)
+    client_id.output_stream.begin_cell(KEY)
     for i in range(WINDOW + 2):
-        client_id.output_stream.show("display", str(i))
+        client_id.output_stream.send_item("display", str(i))
     assert [client_id.notices.get(timeout=10)["n"] for _ in range(WINDOW + 2)] == list(range(WINDOW + 2))
 
 
@@ -127,10 +127,10 @@ def test_text_goes_to_the_log_when_no_cell_runs_and_when_the_client_is_lost(clie
 
     assert [n["content"] for n in run(client_id, lambda _: print("within", file=stream))] == ["within\n", "over"]
 
-    client_id.output_stream.begin(LOST)
-    client_id.output_stream.show("display", "the one that finds out")
+    client_id.output_stream.begin_cell(LOST)
+    client_id.output_stream.send_item("display", "the one that finds out")
     client_id.output_stream.write("stdout", "nobody asks\n")
-    client_id.output_stream.end(LOST, "over")
+    client_id.output_stream.end_cell(LOST, "over")
     assert [n["content"] for n in run(client_id, lambda _: None)] == ["over"]
     assert client_id.logs["stdout"].getvalue() == "before\nnobody asks\n"
     assert "worker1 is gone" in client_id.logs["stderr"].getvalue()
@@ -145,7 +145,7 @@ def test_text_with_a_lone_surrogate_is_sent_escaped(client_id):
 def test_a_forked_child_writes_to_the_log(tmp_path):
     with (tmp_path / "log").open("w+") as log:
         output_stream = OutputStream(lambda member, notice: None, {"stdout": log, "stderr": log})
-        output_stream.begin(KEY)
+        output_stream.begin_cell(KEY)
         if (pid := os.fork()) == 0:
             output_stream.write("stdout", "child")
             os._exit(0)
@@ -158,7 +158,7 @@ def test_a_forked_child_writes_to_the_log(tmp_path):
 def test_a_forked_child_does_not_wait_until_the_notebook_has_shown_what_its_parent_wrote(client_id):
     client_id.output_stream._call_here()  # as in a write of a call
     if (pid := os.fork()) == 0:
-        client_id.output_stream.await_shown()
+        client_id.output_stream.wait_until_shown()
         os._exit(client_id.output_stream._queue.qsize())
     assert os.waitpid(pid, 0)[1] == 0, "it asked for an acknowledgement"
 
@@ -178,42 +178,46 @@ def test_an_item_that_comes_while_the_log_is_looked_at_precedes_what_the_log_has
     stream._tail = Tail()
     assert stream._next_item() == item
     stream._queue = queue.SimpleQueue()
-    stream._tail.size = lambda: 8
+    stream._tail.log_size = lambda: 8
     assert stream._next_item() == (KEY, "logged", "8")
 
 
 def test_comm_messages_are_in_order_within_a_cell_and_sent_without_one_after_it(client_id):
-    client_id.output_stream.tell("comm", "nobody has asked for anything yet")
+    client_id.output_stream.send_to_last_client("comm", "nobody has asked for anything yet")
 
     def write(output_stream):
         output_stream.write("stdout", "a")
-        output_stream.tell("comm", "within")
+        output_stream.send_to_last_client("comm", "within")
         output_stream.write("stdout", "b")
 
     assert [(n["kind"], n["content"]) for n in run(client_id, write)] == [
         ("stdout", "a"), ("comm", "within"), ("stdout", "b"), ("end", "over")
     ]  # fmt: skip
-    client_id.output_stream.tell("comm", "after")
+    client_id.output_stream.send_to_last_client("comm", "after")
     beside = client_id.notices.get(timeout=10)
     assert (beside["cell"], beside["kind"], beside["content"]) == (NO_CELL, "comm", "after")
 
 
 def test_comm_messages_for_a_lost_client_are_dropped(client_id):
-    client_id.output_stream.begin(LOST)
-    client_id.output_stream.end(LOST, "over")
-    client_id.output_stream.tell("comm", "for nobody")
-    assert [n["kind"] for n in run(client_id, lambda output_stream: output_stream.tell("comm", "heard"))] == [
+    client_id.output_stream.begin_cell(LOST)
+    client_id.output_stream.end_cell(LOST, "over")
+    client_id.output_stream.send_to_last_client("comm", "for nobody")
+    assert [
+        n["kind"] for n in run(client_id, lambda output_stream: output_stream.send_to_last_client("comm", "heard"))
+    ] == [
         "comm",
         "end",
     ]
 
 
 def test_show_outside_a_cell_returns_false(client_id):
-    assert not client_id.output_stream.show("input", "{}")
-    assert not client_id.output_stream.runs
+    assert not client_id.output_stream.send_item("input", "{}")
+    assert not client_id.output_stream.has_running_cell
     run(
         client_id,
-        lambda output_stream: (output_stream.show("input", "{}") and output_stream.runs) or pytest.fail("a cell runs"),
+        lambda output_stream: (
+            (output_stream.send_item("input", "{}") and output_stream.has_running_cell) or pytest.fail("a cell runs")
+        ),
     )
 
 
@@ -230,10 +234,10 @@ def call(pool, client_id, write):
 
     def run_call():
         write(client_id.output_stream)
-        client_id.output_stream.await_shown()
+        client_id.output_stream.wait_until_shown()
         answered.set()
 
-    pool.spawn(run_call)
+    pool.spawn_job(run_call)
     return answered
 
 
@@ -250,7 +254,7 @@ def test_items_of_each_call_are_numbered_like_those_of_a_cell_and_shown_before_i
         while not notices or notices[-1]["kind"] != "end":
             assert not answered.is_set()
             notices.append(client_id.notices.get(timeout=PATIENCE))
-        client_id.output_stream.shown(0, {"cell": notices[-1]["cell"], "shown": len(notices)})
+        client_id.output_stream.items_shown(0, {"cell": notices[-1]["cell"], "shown": len(notices)})
         assert answered.wait(PATIENCE)
         series.append(notices)
     for notices in series:
@@ -262,11 +266,11 @@ def test_items_of_each_call_are_numbered_like_those_of_a_cell_and_shown_before_i
 
 def test_text_of_a_call_behind_the_end_of_a_cell_is_not_lost(client_id, pool):
     output_stream = client_id.output_stream
-    output_stream.begin(KEY)
+    output_stream.begin_cell(KEY)
 
     def end_cell(key):
         output_stream._queue_log_growth = lambda key: None
-        output_stream.end(key, "over")
+        output_stream.end_cell(key, "over")
 
     output_stream._queue_log_growth = end_cell  # the cell ends in the middle of the write
     call(pool, client_id, lambda stream: stream.write("stdout", "late"))

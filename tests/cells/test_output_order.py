@@ -51,18 +51,18 @@ ITEMS = [("stdout", "a"), ("part", "b"), ("part", "c"), ("display", "d"), ("stde
 @given(st.permutations(numbered(*ITEMS)))
 def test_output_that_arrives_in_any_order_is_put_in_the_order_of_writing(notices):
     order = OrderedOutput()
-    items = [item for notice in notices for item in order.add(notice)]
+    items = [item for notice in notices for item in order.add_notice(notice)]
     assert items == [("stdout", "a"), ("display", "bcd"), ("stderr", "e"), ("end", END)]
-    assert order.passed == len(notices)
+    assert order.ordered_count == len(notices)
 
 
 def test_a_cell_is_over_only_when_all_output_before_its_end_was_shown():
     output_buffer = OutputBuffer(Pane(), taken)
     first, second, end = numbered(("stdout", "a"), ("stdout", "b"), ("end", END))
     for notice in (end, second):
-        output_buffer.take(notice)
+        output_buffer.receive_notice(notice)
         assert not output_buffer.over.is_set()
-    output_buffer.take(first)
+    output_buffer.receive_notice(first)
     assert output_buffer.over.is_set()
     assert output_buffer.end.error is None
 
@@ -70,7 +70,7 @@ def test_a_cell_is_over_only_when_all_output_before_its_end_was_shown():
 def test_a_cell_ends_even_if_some_output_cannot_be_shown(caplog):
     output_buffer = OutputBuffer(Pane(), taken)
     for notice in numbered(("stdout", "bad"), ("stdout", "good"), ("end", END)):
-        output_buffer.take(notice)
+        output_buffer.receive_notice(notice)
     assert output_buffer.over.is_set()
     assert output_buffer.output_area.shown == [("stdout", "good")]
     assert "closed file" in caplog.text
@@ -80,8 +80,8 @@ def test_output_is_routed_by_worker_and_cell_and_acknowledged_to_its_worker():
     agent = Agent()
     relay = OutputRouter(agent, lambda *_: None)
     one, other = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
-    relay.open(1, 3, one)
-    relay.open(2, 3, other)
+    relay.open_buffer(1, 3, one)
+    relay.open_buffer(2, 3, other)
     for notice in numbered(("stdout", "a"), ("stdout", "b")):
         agent.handlers[OUTPUT](1, notice)
     agent.handlers[OUTPUT](2, numbered(("stdout", "c"))[0])
@@ -95,8 +95,8 @@ def test_a_lost_worker_ends_only_its_own_output_buffers():
     agent = Agent()
     relay = OutputRouter(agent, lambda *_: None)
     lost, kept = OutputBuffer(Pane(), taken), OutputBuffer(Pane(), taken)
-    relay.open(1, 3, lost)
-    relay.open(2, 3, kept)
+    relay.open_buffer(1, 3, lost)
+    relay.open_buffer(2, 3, kept)
     member = type("Member", (), {"name": "worker1", "id": 1})
     agent.watchers[0]("joined", member, "")
     assert not lost.over.is_set()
@@ -130,7 +130,7 @@ def test_output_of_calls_is_put_in_order_call_by_call_and_its_end_is_acknowledge
 def test_the_line_that_a_call_has_begun_stays_in_its_cell():
     one, other = Screen(), Screen()
     area = CallArea(one, "worker1")
-    area.show("stdout", "half")
-    area.move(other)
-    area.show("stdout", "a line\n")
+    area.show_item("stdout", "half")
+    area.move_to_display(other)
+    area.show_item("stdout", "a line\n")
     assert (one.shown, other.shown) == ("[worker1] half\n", "[worker1] a line\n")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcbench import named
-from rpcbench.cells.partition import combine, split
+from rpcbench.cells.partition import combine_values, split
 
 
 class Table:
@@ -49,7 +49,7 @@ def test_parts_follow_one_another_and_differ_by_at_most_one(total: int, count: i
     assert [number for part in parts.values for number in part] == [*range(total)]
     assert parts.sizes == [len(part) for part in parts.values] == sorted(parts.sizes, reverse=True)
     assert parts.sizes[0] - parts.sizes[-1] <= 1 and len(parts.sizes) == count
-    assert bool(parts.report("x")) == (total % count != 0)
+    assert bool(parts.size_report("x")) == (total % count != 0)
 
 
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3), count=st.integers(1, 4), data=st.data())
@@ -58,16 +58,16 @@ def test_tensors_and_arrays_are_whole_again_after_cat(sizes: list[int], count: i
     whole = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
     if sizes[dim] < count:
         return
-    assert torch.equal(combine("x", by_worker(*split("x", whole, count, dim).values), "cat", dim), whole)
-    array = combine("x", by_worker(*split("x", whole.numpy(), count, dim).values), "cat", dim)
+    assert torch.equal(combine_values("x", by_worker(*split("x", whole, count, dim).values), "cat", dim), whole)
+    array = combine_values("x", by_worker(*split("x", whole.numpy(), count, dim).values), "cat", dim)
     assert numpy.array_equal(array, whole.numpy())
 
 
 @pytest.mark.parametrize("whole", [[1, 2, 3], (1, 2, 3), "abc", b"abc"])
 def test_sequences_keep_their_type(whole: Any) -> None:
     parts = split("x", whole, 2)
-    assert parts.values == [whole[:2], whole[2:]] and parts.report("x") == "x: 3 rows as 2, 1"
-    assert combine("x", by_worker(*parts.values)) == whole
+    assert parts.values == [whole[:2], whole[2:]] and parts.size_report("x") == "x: 3 rows as 2, 1"
+    assert combine_values("x", by_worker(*parts.values)) == whole
 
 
 def test_rows_of_tables_are_split_by_position() -> None:
@@ -79,31 +79,36 @@ def test_a_part_of_a_tensor_is_a_view_with_its_names() -> None:
     whole = named.rand(4, 6, names=("N", "C"))
     parts = split("x", whole, 4, "C")
     assert [part.names for part in parts.values] == [("N", "C")] * 4
-    assert parts.report("x") == "x: 6 along dimension C as 2, 2, 1, 1"
+    assert parts.size_report("x") == "x: 6 along dimension C as 2, 2, 1, 1"
     assert parts.values[1].data_ptr() == whole[:, 2:].data_ptr()
-    again = combine("x", by_worker(*parts.values), "cat", "C")
+    again = combine_values("x", by_worker(*parts.values), "cat", "C")
     assert again.names == ("N", "C") and torch.equal(again.rename(None), whole.rename(None))
     assert split("x", whole, 2).values[0].names == ("N", "C")
-    assert combine("x", by_worker(*split("x", whole, 2).values)).names == ("N", "C")
+    assert combine_values("x", by_worker(*split("x", whole, 2).values)).names == ("N", "C")
 
 
 def test_values_are_stacked_listed_and_added_up() -> None:
     tensors = by_worker(torch.ones(2), torch.full((2,), 2.0))
-    assert torch.equal(combine("y", tensors, "stack", 1), torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
-    assert torch.equal(combine("y", tensors, "sum"), torch.tensor([3.0, 3.0]))
-    assert combine("y", tensors, "list") == [*tensors.values()]
-    assert torch.equal(combine("y", by_worker(0.5, 2), "stack"), torch.tensor([0.5, 2.0]))
-    assert combine("y", by_worker(1, 2.5), "sum") == 3.5
-    assert numpy.array_equal(combine("y", by_worker(numpy.float32(1), numpy.float32(2)), "stack"), [1, 2])
-    assert numpy.array_equal(combine("y", by_worker(numpy.ones(2), numpy.ones(2)), "sum"), [2, 2])
-    assert combine("y", by_worker([1], [2, 3]), "list") == [[1], [2, 3]]
+    assert torch.equal(combine_values("y", tensors, "stack", 1), torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
+    assert torch.equal(combine_values("y", tensors, "sum"), torch.tensor([3.0, 3.0]))
+    assert combine_values("y", tensors, "list") == [*tensors.values()]
+    assert torch.equal(combine_values("y", by_worker(0.5, 2), "stack"), torch.tensor([0.5, 2.0]))
+    assert combine_values("y", by_worker(1, 2.5), "sum") == 3.5
+    assert numpy.array_equal(combine_values("y", by_worker(numpy.float32(1), numpy.float32(2)), "stack"), [1, 2])
+    assert numpy.array_equal(combine_values("y", by_worker(numpy.ones(2), numpy.ones(2)), "sum"), [2, 2])
+    assert combine_values("y", by_worker([1], [2, 3]), "list") == [[1], [2, 3]]
 
 
 def test_one_worker_is_enough() -> None:
     assert split("x", [1, 2], 1).values == [[1, 2]]
     alone = by_worker(torch.ones(2))
-    assert torch.equal(combine("y", alone), torch.ones(2)) and combine("y", alone, "list")[0] is alone["worker1"]
-    assert combine("y", alone, "stack").shape == (1, 2) and torch.equal(combine("y", alone, "sum"), torch.ones(2))
+    assert (
+        torch.equal(combine_values("y", alone), torch.ones(2))
+        and combine_values("y", alone, "list")[0] is alone["worker1"]
+    )
+    assert combine_values("y", alone, "stack").shape == (1, 2) and torch.equal(
+        combine_values("y", alone, "sum"), torch.ones(2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,11 +163,11 @@ def test_a_sequence_with_slices_of_another_kind_is_refused() -> None:
 )
 def test_values_that_do_not_fit_are_refused_with_their_layouts(values: Any, how: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        combine("y", by_worker(*values), how)
+        combine_values("y", by_worker(*values), how)
 
 
 def test_a_dimension_by_name_needs_named_tensors() -> None:
     with pytest.raises(ValueError, match="concatenated along dimension N: worker1 has float32"):
-        combine("y", by_worker(torch.ones(2), torch.ones(2)), "cat", "N")
+        combine_values("y", by_worker(torch.ones(2), torch.ones(2)), "cat", "N")
     with pytest.raises(ValueError, match="stacked along dimension N"):
-        combine("y", by_worker(torch.ones(2), torch.ones(2)), "stack", "N")
+        combine_values("y", by_worker(torch.ones(2), torch.ones(2)), "stack", "N")

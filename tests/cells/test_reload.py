@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rpcbench
-from rpcbench.cells.reload import ModuleSource, execute_source, source_of
+from rpcbench.cells.reload import ModuleSource, execute_sources, read_source
 
 pytestmark = pytest.mark.process
 
@@ -95,10 +95,10 @@ def test_a_module_that_fails_on_a_worker_raises_its_error_here(cluster: rpcbench
 @pytest.mark.parametrize(("module", "words"), [("rb_nowhere", "no module 'rb_nowhere'"), (math, "math is not written")])
 def test_a_module_without_source_text_is_refused(module: object, words: str) -> None:
     with pytest.raises(ImportError, match=words):
-        source_of(module)  # type: ignore[arg-type]
+        read_source(module)  # type: ignore[arg-type]
 
 
 def test_a_new_module_that_fails_is_not_left_in_sys_modules() -> None:
     with pytest.raises(ZeroDivisionError):
-        execute_source([ModuleSource("rb_fails", "1 / 0", "rb_fails.py", False)])
+        execute_sources([ModuleSource("rb_fails", "1 / 0", "rb_fails.py", False)])
     assert "rb_fails" not in sys.modules

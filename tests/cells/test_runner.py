@@ -82,7 +82,7 @@ class Bench:
         """The value of the cell, or the error that its caller gets."""
         self.code[number] = function
         try:
-            return self.runner.run(CellKey(0, number), Cell(number, ""))[""]
+            return self.runner.run_queued(CellKey(0, number), Cell(number, ""))[""]
         except CallCancelled as error:
             return error
 
@@ -99,11 +99,11 @@ class Bench:
             except BaseException as error:
                 failed.append(error)
             finally:
-                self.runner.stop()
+                self.runner.stop_serving()
 
         thread = threading.Thread(target=run)
         thread.start()
-        self.runner.serve()
+        self.runner.serve_cells()
         thread.join()
         if failed:
             raise failed[0]

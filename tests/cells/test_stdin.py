@@ -27,14 +27,14 @@ class Outbox:
             if self.answers:
                 kind, text = self.answers.pop(0)
                 notice = {"question": self.asked[-1][1]["question"], "kind": kind, "text": text}
-                self.stdin.answered(0, notice)
+                self.stdin.answer_received(0, notice)
         return self.runs
 
 
 def test_input_and_getpass_ask_the_notebook_while_installed_and_are_then_restored():
     before = builtins.input, getpass.getpass
     output_stream = Outbox((TEXT, "yes"), (TEXT, "secret"))
-    with output_stream.stdin.installed():
+    with output_stream.stdin.divert_input():
         assert (input("Sure? "), getpass.getpass(stream=None)) == ("yes", "secret")
     assert (builtins.input, getpass.getpass) == before
     assert [(a["prompt"], a["password"]) for _, a in output_stream.asked] == [("Sure? ", False), ("Password: ", True)]
@@ -64,9 +64,11 @@ def test_an_answer_reaches_only_its_own_question():
     deadline = threading.Event()
     while len(output_stream.asked) < 2 and not deadline.wait(0.001):
         pass
-    output_stream.stdin.answered(0, {"question": 17, "kind": TEXT, "text": "for nobody"})
+    output_stream.stdin.answer_received(0, {"question": 17, "kind": TEXT, "text": "for nobody"})
     for _, asked in reversed(output_stream.asked):
-        output_stream.stdin.answered(0, {"question": asked["question"], "kind": TEXT, "text": asked["prompt"] * 2})
+        output_stream.stdin.answer_received(
+            0, {"question": asked["question"], "kind": TEXT, "text": asked["prompt"] * 2}
+        )
     for thread in threads:
         thread.join(PATIENCE)
     assert found == {"a": "aa", "b": "bb"}
@@ -84,6 +86,6 @@ def test_input_on_a_thread_raises_eof_error_when_its_cell_ends():
     thread.start()
     while not output_stream.asked:
         thread.join(0.001)
-    output_stream.stdin.end()
+    output_stream.stdin.end_questions()
     thread.join(PATIENCE)
     assert ended == [True]

@@ -14,10 +14,10 @@ import pytest
 from IPython.core.ultratb import FormattedTB
 
 from rpcbench.base.errors import WorkerLostError
-from rpcbench.base.futures import blocked
+from rpcbench.base.futures import release_slot
 from rpcbench.cells.shell import CellShell
-from rpcbench.cells.tracebacks import Failed, limited_colours, of_user, raised
-from rpcbench.pipeline.recompute import seeded
+from rpcbench.cells.tracebacks import Failed, combined_error, limit_colours, user_frames
+from rpcbench.pipeline.recompute import seeded_rng
 
 
 def _fails() -> None:
@@ -25,12 +25,12 @@ def _fails() -> None:
 
 
 def _in_a_context_of_ours() -> None:
-    with blocked():
+    with release_slot():
         _fails()
 
 
 def _as_a_context_of_ours_begins() -> None:
-    with seeded("no number"):  # type: ignore[arg-type]
+    with seeded_rng("no number"):  # type: ignore[arg-type]
         pass
 
 
@@ -47,7 +47,7 @@ def test_frames_of_this_package_and_of_its_contexts_are_left_out(
     with pytest.raises((ValueError, TypeError, RuntimeError)) as caught:
         deed()
     whole = [frame.name for frame in traceback.extract_tb(caught.tb)]
-    kept = [frame.name for frame in traceback.extract_tb(of_user(caught.tb))]
+    kept = [frame.name for frame in traceback.extract_tb(user_frames(caught.tb))]
     assert kept[1:] == names and whole[0] == kept[0]
     assert hidden <= set(whole)
 
@@ -59,7 +59,7 @@ def test_a_frame_without_a_line_number_is_shown_at_its_functions_first_line():
     with pytest.raises(ValueError) as caught:
         lineless()
     assert caught.tb.tb_next is not None and caught.tb.tb_next.tb_lineno in (None, -1)
-    kept = of_user(caught.tb)
+    kept = user_frames(caught.tb)
     assert [line for _, line in traceback.walk_tb(kept)][-1] == code.co_firstlineno
     shown = FormattedTB(mode="Context").structured_traceback(ValueError, caught.value, kept)
     assert any("_fails" in line for line in shown)
@@ -85,7 +85,7 @@ def test_a_traceback_has_colours_up_to_a_number_of_lines(tmp_path: Path, monkeyp
         importlib.import_module("first_of_chain")
     assert not modules.keys() & sys.modules.keys()
     shown, formatter = "", coloured()
-    with limited_colours(formatter):
+    with limit_colours(formatter):
         shown = "".join(formatter.structured_traceback(caught.type, caught.value, caught.tb))
     assert "import second_of_chain" not in shown, "escape sequences are within"
     assert "import third_of_chain" in shown and "import nothing_there" in shown
@@ -105,7 +105,7 @@ def test_a_rendered_error_is_not_rendered_again_for_the_history() -> None:
 def test_the_loss_of_a_worker_is_raised_before_the_errors_that_may_follow_from_it() -> None:
     broken = Failed("worker1", RuntimeError("Connection closed by peer"), ["a line"], False)
     dead = Failed("worker2", WorkerLostError("worker2 was lost"), [], False)
-    error = raised([broken, dead], None)
+    error = combined_error([broken, dead], None)
     assert error is dead.error and error.__notes__ == ["also on worker1: RuntimeError: Connection closed by peer"]
     own = Failed("worker3", WorkerLostError("worker9 was lost"), ["a line"], False)  # raised by the cell
-    assert raised([broken, own], None) is broken.error
+    assert combined_error([broken, own], None) is broken.error

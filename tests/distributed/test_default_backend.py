@@ -14,7 +14,7 @@ import rpcbench.distributed as dist
 from rpcbench.base.errors import CollectiveError
 from rpcbench.base.futures import wait_all
 from rpcbench.distributed import backends, groups
-from rpcbench.distributed.backends import chosen, offer
+from rpcbench.distributed.backends import backend_offer, choose_backend
 from rpcbench.transport.hosts import host_id
 
 
@@ -33,22 +33,22 @@ from rpcbench.transport.hosts import host_id
     ],
 )
 def test_ranks_with_these_offers_choose(offers: list[str], backend: str) -> None:
-    assert chosen({f"rank {rank}": each for rank, each in enumerate(offers)}) == backend
+    assert choose_backend({f"rank {rank}": each for rank, each in enumerate(offers)}) == backend
 
 
 def test_ranks_that_name_different_backends_are_named() -> None:
     with pytest.raises(CollectiveError, match=r"(?s)different backends.*\n  rank 0 \(a\): gloo\n  rank 2 \(c\): nccl$"):
-        chosen({"rank 0 (a)": "backend gloo", "rank 1 (b)": "h/0", "rank 2 (c)": "backend nccl"})
+        choose_backend({"rank 0 (a)": "backend gloo", "rank 1 (b)": "h/0", "rank 2 (c)": "backend nccl"})
 
 
 def test_a_rank_offers_its_own_gpu_or_names_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_gpus(tmp_path, 2, "1") as fake:
-        assert offer(None) == "", "torch cannot use it"
+        assert backend_offer(None) == "", "torch cannot use it"
         monkeypatch.setattr(backends, "_can_use_nccl", lambda: True)
-        assert offer(None) == f"{host_id()}/{fake.uuid(1)}"
-        assert offer("GLOO") == "backend gloo"
+        assert backend_offer(None) == f"{host_id()}/{fake.uuid(1)}"
+        assert backend_offer("GLOO") == "backend gloo"
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-        assert offer(None) == "", "it may select either"
+        assert backend_offer(None) == "", "it may select either"
     assert not torch.cuda.is_initialized()
 
 

@@ -55,7 +55,7 @@ def kill_oneself() -> None:
 
 def hurry(seconds: float) -> None:
     """On a worker: let its next waits end after so long."""
-    groups.member(None).world.seconds = seconds
+    groups.member_of(None).world.seconds = seconds
 
 
 def reduced() -> float:
@@ -109,7 +109,7 @@ def test_a_killed_rank_is_named_to_the_waiting_ranks_at_once(cluster: rpcbench.C
 
 def all_wait(*ranks: int) -> bool:
     """On a worker: whether these ranks have reported that they wait. A rank that has waited reports an empty text."""
-    store = groups.member(None).world.store
+    store = groups.member_of(None).world.store
     return all(store.check([key]) and bool(store.get(key)) for key in [f"waits/{rank}" for rank in ranks])
 
 
@@ -138,12 +138,12 @@ def connections() -> int:
 
 
 def abort_here() -> None:
-    for group in groups.member(None).world.torch_groups():
+    for group in groups.member_of(None).world.torch_groups():
         world._abort_group(group)
 
 
 def end_here() -> None:
-    groups.member(None, at_work=False).world.ends(CollectiveError("over"))
+    groups.member_of(None, at_work=False).world.break_on_this_rank(CollectiveError("over"))
 
 
 def test_an_end_reaches_a_wait_in_torch_after_the_connection_to_another_rank_has_broken(

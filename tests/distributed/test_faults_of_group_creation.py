@@ -91,7 +91,7 @@ def test_a_rank_that_is_killed_while_torch_creates_a_group_is_named_at_once(
 
 def all_wait(*ranks: int) -> bool:
     """On a worker: whether these ranks have reported that they wait. A rank that has waited reports an empty text."""
-    store = groups.member(None).world.store
+    store = groups.member_of(None).world.store
     return all(store.check([key]) and bool(store.get(key)) for key in [f"waits/{rank}" for rank in ranks])
 
 
@@ -123,21 +123,21 @@ def lanes() -> list[str]:
 
 def too_late(method: str) -> tuple[str, bool, bool, float]:
     """On a worker: end a world while torch creates its group; return the error, the state left, and a later sum."""
-    torchs, ours = groups.c10d.init_process_group, groups.default_group
+    torchs, ours = groups.c10d.init_process_group, groups.create_default_group
 
     def ended(world: World, behind: str) -> Any:
         def late(*args: Any, **given: Any) -> None:
             torchs(*args, **given)
-            world.ends(CollectiveError("over"))
+            world.break_on_this_rank(CollectiveError("over"))
 
         groups.c10d.init_process_group = late
         return ours(world, behind)
 
-    groups.default_group = ended
+    groups.create_default_group = ended
     said = outcome(dist.init_process_group, "gloo", method, 1, 0)
     until(lambda: not lanes())
     left = torch.distributed.is_initialized(), dist.is_initialized()
-    groups.c10d.init_process_group, groups.default_group = torchs, ours
+    groups.c10d.init_process_group, groups.create_default_group = torchs, ours
     dist.init_process_group("gloo", method, 1, 0)
     dist.all_reduce(x := torch.ones(1))
     return said, *left, x.item()

@@ -20,7 +20,7 @@ import rpcbench.distributed as dist
 from rpcbench.base.errors import AuthenticationError, CollectiveError
 from rpcbench.base.futures import wait_all
 from rpcbench.distributed import objects
-from rpcbench.distributed.arguments import accept_older_order, choose_rank, seconds_of
+from rpcbench.distributed.arguments import accept_older_order, choose_rank, timeout_seconds
 from rpcbench.distributed.point_to_point import MOST_TAG
 from rpcbench.transport import run_dir
 
@@ -249,7 +249,7 @@ def test_a_secret_signs_objects_for_one_operation_of_one_group(tmp_path: Path, m
     def opened(at: Any, deed: str, data: bytes) -> Any:
         return objects._open_object(at, deed, 0, torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
-    monkeypatch.setattr(objects.current, "find", lambda: None)
+    monkeypatch.setattr(objects.current, "find_current", lambda: None)
     monkeypatch.delenv(run_dir.SECRET_VARIABLE, raising=False)
     unsigned, _ = objects._pack_object(end, "gather", [1])
     assert opened(end, "gather", unsigned) == [1]
@@ -325,6 +325,6 @@ def test_ranks_and_seconds_are_read_from_all_their_forms() -> None:
     assert choose_rank([4, 7], None, None, "dst", default=4) == (4, "")
     assert choose_rank([4, 7], 5, None, "dst")[1] == "rank 5 is not in the group of ranks [4, 7]"
     assert choose_rank([4, 7], True, None, "dst")[1] == "dst is a rank, not bool"
-    assert (seconds_of(None), seconds_of(2), seconds_of(timedelta(minutes=1))) == (None, 2, 60.0)
+    assert (timeout_seconds(None), timeout_seconds(2), timeout_seconds(timedelta(minutes=1))) == (None, 2, 60.0)
     with pytest.raises(CollectiveError, match="timeout='1': pass a positive number of seconds, or a timedelta"):
-        seconds_of("1")  # type: ignore[arg-type]
+        timeout_seconds("1")  # type: ignore[arg-type]

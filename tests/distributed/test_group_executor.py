@@ -38,7 +38,7 @@ def crowded(number: int) -> tuple[Counter[int], set[int]]:
 
     def put(job: int) -> None:
         together.wait()
-        lane.put(lambda: ran.append((job, threading.get_ident())))
+        lane.submit_job(lambda: ran.append((job, threading.get_ident())))
 
     threads = [threading.Thread(target=put, args=(job,)) for job in range(THREADS)]
     for thread in threads:
@@ -58,7 +58,7 @@ def test_each_job_runs_once_and_all_on_one_thread() -> None:
 
 
 def test_two_requests_for_a_new_executor_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = world.World(RendezvousResult(c10d.HashStore(), 0, (RankProcess.here(),)), "gloo", 20)
+    here = world.World(RendezvousResult(c10d.HashStore(), 0, (RankProcess.of_this_process(),)), "gloo", 20)
     others: list[BlockingExecutor] = []
 
     class Slow(BlockingExecutor):
@@ -67,19 +67,19 @@ def test_two_requests_for_a_new_executor_get_the_same_one(monkeypatch: pytest.Mo
         def __init__(self, *args: object) -> None:
             super().__init__(*args)  # type: ignore[arg-type]
             monkeypatch.setattr(world, "BlockingExecutor", BlockingExecutor)
-            others.append(here.executor("0"))
+            others.append(here.executor_for("0"))
 
     monkeypatch.setattr(world, "BlockingExecutor", Slow)
-    assert here.executor("0") is others[0] is here.executor("0")
+    assert here.executor_for("0") is others[0] is here.executor_for("0")
 
 
 def test_an_idle_thread_ends_and_the_next_job_starts_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "IDLE_SECONDS", 0.01)
     lane, ran, threads = BlockingExecutor("lane", lambda: None), [], []
     for job in range(3):
-        pending = lane.put(lambda: threads.append(threading.current_thread()))
-        pending.then(lambda job=job: ran.append(job))  # type: ignore[misc]
-        until(lambda: pending.done and not threads[-1].is_alive() and not lane.busy)  # noqa: B023
+        pending = lane.submit_job(lambda: threads.append(threading.current_thread()))
+        pending.call_when_done(lambda job=job: ran.append(job))  # type: ignore[misc]
+        until(lambda: pending.done and not threads[-1].is_alive() and not lane.is_busy)  # noqa: B023
     assert ran == [0, 1, 2] and len(set(threads)) == 3
 
 
@@ -88,7 +88,7 @@ def test_no_job_is_lost_between_two_threads_of_an_executor(monkeypatch: pytest.M
     monkeypatch.setattr(executor, "IDLE_SECONDS", 0.0)
     lane, ran = BlockingExecutor("lane", lambda: None), []
     for job in range(ROUNDS):
-        lane.put(lambda job=job: ran.append(job))  # type: ignore[misc]
+        lane.submit_job(lambda job=job: ran.append(job))  # type: ignore[misc]
     until(lambda: len(ran) == ROUNDS)
     assert ran == [*range(ROUNDS)]
 
@@ -105,7 +105,7 @@ def fails(kept: Kept) -> None:
 def test_a_job_that_has_run_keeps_nothing_alive(job: Any) -> None:
     lane, kept = BlockingExecutor("lane", lambda: None), Kept()
     gone = weakref.ref(kept)
-    lane.put(lambda kept=kept: job(kept))
+    lane.submit_job(lambda kept=kept: job(kept))
     del kept
 
     def freed() -> bool:
@@ -124,11 +124,11 @@ def test_a_job_runs_in_the_autograd_modes_of_its_caller() -> None:
     def look() -> None:
         modes.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
 
-    lane.put(look)
+    lane.submit_job(look)
     with torch.no_grad():
-        lane.put(look)
+        lane.submit_job(look)
     with torch.inference_mode():
-        last = lane.put(look)
+        last = lane.submit_job(look)
     until(lambda: last.done)
     assert modes == [(False, True), (False, False), (True, False)]
     lane.close()
@@ -137,7 +137,7 @@ def test_a_job_runs_in_the_autograd_modes_of_its_caller() -> None:
 def test_a_follower_is_called_once_before_or_after_the_job() -> None:
     told: list[str] = []
     pending = Pending(lambda: told.append("job"), lambda: None)
-    pending.then(lambda: told.append("early"))
-    pending.run()
-    pending.then(lambda: told.append("late"))
+    pending.call_when_done(lambda: told.append("early"))
+    pending.run_job()
+    pending.call_when_done(lambda: told.append("late"))
     assert told == ["job", "early", "late"]

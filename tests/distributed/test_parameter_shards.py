@@ -64,7 +64,7 @@ def test_two_dimensions_of_sharding(mesh: DeviceMesh) -> None:
         "3.bias": (("Shard(0)",), ((0,), (1,)), ((0,), (2,))),
     }
     assert {one.kind for one in found.values()} == {"sharded"}
-    assert (found["0.weight"].bytes, found["0.weight"].whole_bytes) == (128, 512)
+    assert (found["0.weight"].held_bytes, found["0.weight"].whole_bytes) == (128, 512)
     assert found["0.weight"].mesh == MeshLayout(("dp", "tp"), (2, 2), (0, 1, 2, 3))
     assert found["3.weight"].mesh == MeshLayout(("dp",), (2,), (1, 3))
     assert reading.meshes == [MeshLayout(("dp", "tp"), (2, 2), (0, 1, 2, 3))], "the root of all, once"
@@ -84,7 +84,7 @@ def test_pieces_that_are_empty_or_uneven(mesh: DeviceMesh) -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
     fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
     found = pieces(model)
-    assert found["0.weight"].region == ((2, 0), (2, 3)) and found["1.weight"].bytes == 0
+    assert found["0.weight"].region == ((2, 0), (2, 3)) and found["1.weight"].held_bytes == 0
     assert found["0.weight"].mesh == MeshLayout(("dim 0",), (4,), (0, 1, 2, 3)), "its dimension has no name"
 
 
@@ -112,9 +112,9 @@ def test_a_model_that_is_not_sharded() -> None:
     found = {one.piece.name: one.piece for one in reading.parameters}
     assert list(found) == ["scale", "0.weight", "2.weight", "2.bias"]
     assert {one.kind for one in found.values()} == {"plain"}
-    assert (found["scale"].shape, found["scale"].bytes, found["scale"].trainable) == ((), 4, False)
-    assert found["0.weight"].also == ("1.weight",) and found["0.weight"].bytes == 84
-    assert (found["2.weight"].device, found["2.weight"].bytes) == ("meta", 0)
+    assert (found["scale"].shape, found["scale"].held_bytes, found["scale"].trainable) == ((), 4, False)
+    assert found["0.weight"].also == ("1.weight",) and found["0.weight"].held_bytes == 84
+    assert (found["2.weight"].device, found["2.weight"].held_bytes) == ("meta", 0)
     assert reading.meshes == [] and reading.remarks == [
         "Parameters on the meta device have a shape and no memory yet.",
         "0.weight is also 1.weight: one parameter under several names.",
@@ -150,11 +150,11 @@ class Heard(EventLog):
         self.listening = True
 
     def take(self) -> set[tuple[str, str]]:
-        return {(table, key) for table, rows in self.drain(10_000).rows.items() for key in rows}
+        return {(table, key) for table, rows in self.drain_changes(10_000).rows.items() for key in rows}
 
 
 def figures(watched: WatchedModel, column: str) -> dict[str, int]:
-    return {row.fixed["name"]: row.row()[column] for row in watched.rows}
+    return {row.fixed["name"]: row.shard_row()[column] for row in watched.rows}
 
 
 def test_a_training_step_is_followed(mesh: DeviceMesh) -> None:
@@ -162,7 +162,7 @@ def test_a_training_step_is_followed(mesh: DeviceMesh) -> None:
     seen = Heard()
     watched = WatchedModel(model, "model", None, seen)
     whole: list[list[bool]] = []
-    model[2].register_forward_hook(lambda *_: whole.append([one for one, _ in watched.row()["groups"]]))
+    model[2].register_forward_hook(lambda *_: whole.append([one for one, _ in watched.model_row()["groups"]]))
     optimizer = torch.optim.Adam(model.parameters())
     loss = model(torch.ones(4, 8)).sum()
     assert whole == [[True, False, False]], "the root's own parameters stay whole, a layer's are freed after it"
@@ -170,20 +170,20 @@ def test_a_training_step_is_followed(mesh: DeviceMesh) -> None:
     watched.read_gradients()
     pieces_of_this_rank = {"0.weight": 128, "0.bias": 16, "2.weight": 32, "2.bias": 4, "3.weight": 4, "3.bias": 4}
     assert figures(watched, "gradient") == figures(watched, "bytes") == pieces_of_this_rank
-    row = watched.row()
+    row = watched.model_row()
     assert (row["groups"], row["gathered"]) == ([[False, 1], [False, 2], [False, 2]], 0)
     assert row["most"] == 4 * (2 + 2) + 4 * (8 * 8 + 8), "the root's own, and the first layer's part for this rank"
     assert seen.take() == {("models", "model"), *(("shards", f"model/{name}") for name in pieces_of_this_rank)}
     optimizer.step()
-    watched.stepped(optimizer)
+    watched.optimizer_stepped(optimizer)
     state = {name: 2 * size + 4 for name, size in pieces_of_this_rank.items()}  # two moments and the number of the step
-    assert figures(watched, "state") == state and watched.row()["steps"] == 1
+    assert figures(watched, "state") == state and watched.model_row()["steps"] == 1
     optimizer.zero_grad()
-    watched.about_to_step(optimizer)
+    watched.before_optimizer_step(optimizer)
     assert set(figures(watched, "gradient").values()) == {0}
     other = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    watched.stepped(other)
-    assert watched.row()["steps"] == 1, "the step of another model's optimizer"
+    watched.optimizer_stepped(other)
+    assert watched.model_row()["steps"] == 1, "the step of another model's optimizer"
 
 
 def test_gradients_are_read_before_a_forward_pass_while_someone_looks() -> None:
@@ -193,7 +193,7 @@ def test_gradients_are_read_before_a_forward_pass_while_someone_looks() -> None:
     model(torch.ones(1, 4)).sum().backward()
     model(torch.ones(1, 4))
     assert figures(watched, "gradient") == {"weight": 32, "bias": 8}
-    assert watched.row()["groups"] == [] and watched.row()["most"] == 0
+    assert watched.model_row()["groups"] == [] and watched.model_row()["most"] == 0
     seen.listening = False
     model.zero_grad()
     model(torch.ones(1, 4))
@@ -241,7 +241,7 @@ def test_the_end_of_a_watch_leaves_no_hook(mesh: DeviceMesh, sharded: bool) -> N
     before = hooks(model)
     watched = WatchedModel(model, "model", None, Heard())
     assert hooks(model) > before
-    watched.end()
+    watched.remove_hooks()
     assert hooks(model) == before
 
 
@@ -259,19 +259,19 @@ class OneAgent:
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> OneAgent:
     one = OneAgent()
-    monkeypatch.setattr(shard_events.current, "current", lambda: one)
+    monkeypatch.setattr(shard_events.current, "current_agent", lambda: one)
     return one
 
 
 def test_a_watched_model_may_be_freed(mesh: DeviceMesh, agent: OneAgent) -> None:
     model = two_dimensions(mesh)
     watch_model(model)
-    assert list(agent.events.models()) == ["model"] and len(agent.events.shards()) == 6
+    assert list(agent.events.models_table()) == ["model"] and len(agent.events.shards_table()) == 6
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert agent.events.models() == agent.events.shards() == {}
+    assert agent.events.models_table() == agent.events.shards_table() == {}
 
 
 def test_a_later_watch_replaces_the_earlier_one(mesh: DeviceMesh, agent: OneAgent) -> None:
@@ -281,12 +281,12 @@ def test_a_later_watch_replaces_the_earlier_one(mesh: DeviceMesh, agent: OneAgen
     once = hooks(model)
     watch_model(model, "first")
     watch_model(model[0], "layer")
-    assert list(agent.events.models()) == ["layer"], "two watches of one parameter would count it twice"
+    assert list(agent.events.models_table()) == ["layer"], "two watches of one parameter would count it twice"
     watch_model(model, "second")
-    assert list(agent.events.models()) == ["second"] and hooks(model) == once
+    assert list(agent.events.models_table()) == ["second"] and hooks(model) == once
     other = nn.Linear(2, 2)
     watch_model(other, "second")
-    assert hooks(model) == before and agent.events.models()["second"]["kind"] == "Linear"
+    assert hooks(model) == before and agent.events.models_table()["second"]["kind"] == "Linear"
 
 
 def test_optimizer_steps_are_seen_while_a_model_is_watched(agent: OneAgent) -> None:
@@ -300,11 +300,11 @@ def test_optimizer_steps_are_seen_while_a_model_is_watched(agent: OneAgent) -> N
     assert (len(ahead), len(after)) == (before[0] + 1, before[1] + 1)
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
-    assert agent.events.models()["model 3"]["steps"] == 1
-    assert [row["state"] for row in agent.events.shards().values()] == [32, 8]
+    assert agent.events.models_table()["model 3"]["steps"] == 1
+    assert [row["state"] for row in agent.events.shards_table().values()] == [32, 8]
     del model, optimizer
     gc.collect()
-    assert agent.events.models() == {} and (len(ahead), len(after)) == before
+    assert agent.events.models_table() == {} and (len(ahead), len(after)) == before
 
 
 def test_an_optimizer_that_is_given_is_measured_at_once(agent: OneAgent) -> None:
@@ -313,7 +313,7 @@ def test_an_optimizer_that_is_given_is_measured_at_once(agent: OneAgent) -> None
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     watch_model(model, optimizer=optimizer)
-    rows = agent.events.shards()
+    rows = agent.events.shards_table()
     assert {key: (row["gradient"], row["state"]) for key, row in rows.items()} == {
         "model/weight": (32, 68), "model/bias": (8, 20),
     }  # fmt: skip
@@ -324,7 +324,7 @@ def test_a_stage_of_torchs_pipelines_is_watched_as_such(mesh: DeviceMesh, agent:
 
     stage = PipelineStage(nn.Linear(4, 4), 1, 4, torch.device("cpu"))
     watch_model(stage, "pipe")
-    (row,) = agent.events.models().values()
+    (row,) = agent.events.models_table().values()
     assert (row["model"], row["stage"], row["rank"], row["world"]) == ("pipe", 1, 1, 4)
 
 

@@ -25,8 +25,8 @@ from rpcbench.distributed.world import RankProcess, RendezvousResult, World
 from rpcbench.runtime import current
 from rpcbench.runtime.events import EventLog
 from rpcbench.telemetry.collector import Collector, TracedCollector
-from rpcbench.telemetry.message_views import began_since, collectives_view
-from rpcbench.telemetry.recording import Player, load
+from rpcbench.telemetry.message_views import collectives_view, drop_earlier_collectives
+from rpcbench.telemetry.recording import Player, load_record
 from rpcbench.telemetry.trace import CollectiveTimeline
 
 pytestmark = pytest.mark.process
@@ -42,7 +42,9 @@ def looking_at(cluster: rpcbench.Cluster) -> Iterator[Look]:
 
     def look() -> View:
         assert collector.settle(20)
-        return collectives_view({id_: began_since(member, began) for id_, member in collector.world().items()})
+        return collectives_view(
+            {id_: drop_earlier_collectives(member, began) for id_, member in collector.world().items()}
+        )
 
     yield look
     stop()
@@ -128,7 +130,7 @@ def test_a_new_watcher_sees_past_and_open_collectives(ranks: rpcbench.Cluster, e
     waits = ranks.rpc_async("worker2", dist.all_reduce, (torch.ones(2),))
 
     def shown() -> CollectiveTimeline:
-        with current.using(ranks.agent):
+        with current.use_agent(ranks.agent):
             return rpcbench.collectives(last=2)
 
     until(lambda: [row["op"] for row in shown().rows.values()] == ["barrier", "all_reduce(SUM)"])
@@ -145,7 +147,7 @@ def test_traces_records_and_panels_begin_with_new_and_open_collectives(
 ) -> None:
     everyone(dist.all_reduce, torch.ones(1))
     waits = ranks.rpc_async("worker1", dist.broadcast, (torch.ones(1), 0))
-    with current.using(ranks.agent):
+    with current.use_agent(ranks.agent):
         until(lambda: [row["op"] for row in rpcbench.collectives(1).rows.values()] == ["broadcast(src=0)"])
         source = TracedCollector(ranks.agent.part(Collector))
         stop = source.subscribe(lambda: None)
@@ -154,8 +156,8 @@ def test_traces_records_and_panels_begin_with_new_and_open_collectives(
             waits.wait()
             everyone(dist.barrier)
         assert source.settle(20)
-        player = Player(load(tmp_path / "lesson.json"))
-        player.go(10**6)
+        player = Player(load_record(tmp_path / "lesson.json"))
+        player.go_to_frame(10**6)
         shown = [seen.world, source.world(), player.world()]
     stop()
     for each in shown:
@@ -294,22 +296,24 @@ def test_the_table_keeps_the_latest_ended_collectives_and_all_open_ones(
 ) -> None:
     monkeypatch.setattr(events, "KEPT", 3)
     made = of(bus)
-    hangs = made.enter(part(0))
+    hangs = made.record_entry(part(0))
     tables: dict[str, Any] = {}
     for number in range(1, 10):
-        with made.enter(part(number)):
+        with made.record_entry(part(number)):
             pass
-        for key, row in bus.drain(100).rows.get("collectives", {}).items():
+        for key, row in bus.drain_changes(100).rows.get("collectives", {}).items():
             tables[key] = row
-    assert list(made.table()) == ["w.0.7", "w.0.8", "w.0.9", "w.0.0"]
-    assert {key: row for key, row in tables.items() if row is not None} == made.table(), "a listener has the same rows"
-    hangs.leave()
-    assert list(made.table()) == ["w.0.8", "w.0.9", "w.0.0"]
+    assert list(made.collectives_table()) == ["w.0.7", "w.0.8", "w.0.9", "w.0.0"]
+    assert {key: row for key, row in tables.items() if row is not None} == made.collectives_table(), (
+        "a listener has the same rows"
+    )
+    hangs.record_end()
+    assert list(made.collectives_table()) == ["w.0.8", "w.0.9", "w.0.0"]
 
 
 def test_a_part_ends_once_by_itself_or_with_its_world(bus: EventLog) -> None:
     made = of(bus)
-    with pytest.raises(ZeroDivisionError), made.enter(part(1)):
+    with pytest.raises(ZeroDivisionError), made.record_entry(part(1)):
         raise ZeroDivisionError
     lane, other = made.enter(part(2)), made.enter(part(2, "v.0"))
     made.abandon("w")
@@ -319,24 +323,24 @@ def test_a_part_ends_once_by_itself_or_with_its_world(bus: EventLog) -> None:
     state = {key: row["failed"] for key, row in made.table().items()}
     assert state == {"w.0.1": True, "w.0.2": True, "v.0.2": False}
     assert made.table()["w.0.2"]["end"] == ended
-    lane.becomes(part(3))
+    lane.adopt_identity(part(3))
     assert "w.0.3" not in made.table(), "an ended part becomes no other one"
 
 
 def test_a_collective_in_an_ended_world_is_recorded_as_failed() -> None:
     store = c10d.HashStore()
-    here = World(RendezvousResult(store, 0, (RankProcess.here(),)), "gloo", 20)
+    here = World(RendezvousResult(store, 0, (RankProcess.of_this_process(),)), "gloo", 20)
     end = GroupMember(here, (0,), None, "0")  # type: ignore[arg-type]
-    before = end.enter("barrier", "", 0)
+    before = end.enter_collective("barrier", "", 0)
     here.close(CollectiveError("over"))
-    end.enter("all_gather", "", 0)
-    before.leave()
-    found = [(row["op"], row["failed"]) for row in here.told.table().values()]
+    end.enter_collective("all_gather", "", 0)
+    before.record_end()
+    found = [(row["op"], row["failed"]) for row in here.collective_events.collectives_table().values()]
     assert found == [("barrier", True), ("all_gather", True)]
 
 
 def test_nothing_is_reported_without_a_listener(bus: EventLog) -> None:
     bus.listening = False
-    with of(bus).enter(part(1)):
+    with of(bus).record_entry(part(1)):
         pass
-    assert bus.drain(10).rows == {} and CollectiveEvents().table() == {}
+    assert bus.drain_changes(10).rows == {} and CollectiveEvents().collectives_table() == {}

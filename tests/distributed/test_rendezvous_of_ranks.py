@@ -55,8 +55,8 @@ METHODS: list[Callable[[int, Path], str]] = [
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "localhost"])
 def test_rank_0_hosts_the_store_at_any_address_of_loopback(host: str) -> None:
-    assert stores.read(f"tcp://{host}:29500", 0, 2).hosts_store is True
-    assert stores.read(f"tcp://{host}:29500", 1, 2).hosts_store is False
+    assert stores.parse_init_method(f"tcp://{host}:29500", 0, 2).hosts_store is True
+    assert stores.parse_init_method(f"tcp://{host}:29500", 1, 2).hosts_store is False
 
 
 @pytest.mark.process
@@ -159,7 +159,7 @@ def test_an_invalid_init_method_is_refused_with_its_reason(
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CollectiveError) as caught:
-        stores.read(method, rank, size)
+        stores.parse_init_method(method, rank, size)
     assert words in str(caught.value)
 
 
@@ -167,29 +167,29 @@ def test_an_environment_with_an_unknown_host_or_an_invalid_port_is_refused(monke
     monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
     monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(CollectiveError, match=r"cannot open the store at nowhere\.invalid:29500"):
-        stores.store_at(stores.read("env://", 0, 2), 5)
+        stores.store_at(stores.parse_init_method("env://", 0, 2), 5)
     monkeypatch.setenv("MASTER_PORT", "abc")
     with pytest.raises(CollectiveError, match="with numbers in RANK, WORLD_SIZE and MASTER_PORT"):
-        stores.read("env://", 0, 2)
+        stores.parse_init_method("env://", 0, 2)
 
 
 def test_a_store_is_reused_and_listens_only_on_the_named_address(port: int) -> None:
-    place = stores.read(f"tcp://127.0.0.1:{port}", 0, 2)
+    place = stores.parse_init_method(f"tcp://127.0.0.1:{port}", 0, 2)
     store = stores.store_at(place, 5)
     assert store is stores.store_at(place, 5)
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", port), timeout=5)
-    stores.forget("127.0.0.1", port)
+    stores.forget_store("127.0.0.1", port)
 
 
 def test_a_port_in_use_is_refused_with_advice() -> None:
     with socket.socket() as taken, pytest.raises(CollectiveError, match=r"rank 0 cannot open .* choose another"):
         taken.bind(("127.0.0.1", 0))
-        stores.store_at(stores.read(f"tcp://127.0.0.1:{taken.getsockname()[1]}", 0, 2), 5)
+        stores.store_at(stores.parse_init_method(f"tcp://127.0.0.1:{taken.getsockname()[1]}", 0, 2), 5)
 
 
 def test_a_store_that_does_not_answer_is_reported_with_what_was_met_there(port: int) -> None:
-    place = stores.read(f"tcp://127.0.0.1:{port}", 1, 2)
+    place = stores.parse_init_method(f"tcp://127.0.0.1:{port}", 1, 2)
     words = rf"answered at 127\.0\.0\.1:{port} for 0\.1 s \(Connection refused\): rank 0 has not come, or a firewall"
     with pytest.raises(RpcTimeoutError, match=words):
         stores.store_at(place, 0.1)

@@ -320,14 +320,14 @@ def test_a_save_that_cannot_replace_the_old_checkpoint_leaves_it(
     save_sharded(net, tmp_path / "kept")
     wanted = {name: each.clone() for name, each in net.state_dict().items()}
     train(net, adam(net))
-    rename = sharded_files.files.rename
+    rename = sharded_files.files.rename_draft
 
     def fails_once_the_old_one_is_away(draft: Path, path: Path) -> None:
         if path.name == "kept":
             raise OSError("no more")
         rename(draft, path)
 
-    monkeypatch.setattr(sharded_files.files, "rename", fails_once_the_old_one_is_away)
+    monkeypatch.setattr(sharded_files.files, "rename_draft", fails_once_the_old_one_is_away)
     with pytest.raises(CollectiveError, match="no more"):
         save_sharded(net, tmp_path / "kept")
     load_sharded(net, tmp_path / "kept")

@@ -11,7 +11,7 @@ import pytest
 
 import rpcbench
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.recording import Player, load
+from rpcbench.telemetry.recording import Player, load_record
 from rpcbench.telemetry.shard_views import shards_view
 
 pytestmark = pytest.mark.process
@@ -151,8 +151,8 @@ def test_a_record_plays_the_sharding(four: rpcbench.Cluster, look: Look, tmp_pat
     each(four, "rpcbench.watch_model(sharded, 'sharded')")
     with rpcbench.record(tmp_path / "shards.json"):
         each(four, "train(1)")
-    player = Player(load(tmp_path / "shards.json"))
-    player.go(len(player.record.frames) - 1)
+    player = Player(load_record(tmp_path / "shards.json"))
+    player.go_to_frame(len(player.record.frames) - 1)
     assert shards_view(player.world())["params"].keys() == look()["params"].keys() > set()
 
 

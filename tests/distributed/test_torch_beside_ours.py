@@ -149,7 +149,9 @@ def late_in_a_world_of_torch(path: str) -> str:
     if dist.get_rank() == 0:
         said = outcome(dist.barrier)
     else:
-        until(lambda: not dist.is_initialized() or groups.member(None, at_work=False).world.poll_failure(), "the end")
+        until(
+            lambda: not dist.is_initialized() or groups.member_of(None, at_work=False).world.poll_failure(), "the end"
+        )
         said = outcome(dist.barrier)
     dist.destroy_process_group()
     return f"{said} {c10d.is_initialized()}"
@@ -194,9 +196,9 @@ def test_a_group_that_the_program_makes_by_hand_is_a_group(
 def met_at(port: int) -> str:
     """On a worker: the port of the ranks' store, where the program has set its own MASTER_PORT."""
     before = os.environ["MASTER_PORT"]
-    ours = stores.read("env://", -1, -1).port
+    ours = stores.parse_init_method("env://", -1, -1).port
     os.environ["MASTER_PORT"] = str(port)
-    found = stores.read("env://", -1, -1).port
+    found = stores.parse_init_method("env://", -1, -1).port
     os.environ["MASTER_PORT"] = before
     return f"{found == port} {ours != int(before)}"
 

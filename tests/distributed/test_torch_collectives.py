@@ -49,7 +49,7 @@ def begin(method: str = "env://") -> None:
 @pytest.fixture(scope="module")
 def three() -> Iterator[rpcbench.Cluster]:
     """Three workers in a world of torch's own."""
-    with rpcbench.Cluster(3) as cluster, current.using(cluster.agent):
+    with rpcbench.Cluster(3) as cluster, current.use_agent(cluster.agent):
         wait_all([cluster.rpc_async(name, begin) for name in cluster.workers])
         yield cluster
 
@@ -263,11 +263,11 @@ def test_the_line_of_the_program_stands_beside_that_of_a_library(
 def test_the_paths_of_modules_follow_a_change_of_the_model_and_keep_none_alive() -> None:
     paths, model = ModulePaths(), torch.nn.Sequential(Block(), Block())
     shared = model[1].up
-    assert [paths.path(model, each) for each in (model, model[0].down, shared)] == ["", "0.down", "1.up"]
-    assert paths.path(model[1], shared) == "up", "within another root"
+    assert [paths.module_path(model, each) for each in (model, model[0].down, shared)] == ["", "0.down", "1.up"]
+    assert paths.module_path(model[1], shared) == "up", "within another root"
     model[0] = new = Block()
-    assert paths.path(model, new.up) == "0.up"
-    assert paths.path(model, torch.nn.Linear(1, 1)) == ""
+    assert paths.module_path(model, new.up) == "0.up"
+    assert paths.module_path(model, torch.nn.Linear(1, 1)) == ""
     freed = weakref.ref(new)
     del new, model
     assert freed() is None
@@ -370,7 +370,7 @@ def test_a_call_that_torch_refuses_is_shown_as_failed(everyone: Everyone, watche
 
 def cpu_and_cuda() -> bool:
     """Return whether gloo's one backend for both types of device is one group here, with one count."""
-    here = current.current().part(TorchCollectives)
+    here = current.current_agent().part(TorchCollectives)
     c10d.all_reduce(torch.ones(2))
     with here._lock:
         return here._find_group("0", "cpu") is here._find_group("0", "cuda")
@@ -382,7 +382,7 @@ def test_a_backend_for_two_types_of_device_has_one_count(everyone: Everyone, wat
 
 def kernel_stands() -> bool:
     """Return whether a collective of torch would pass our kernel in this process now."""
-    return PROBE.active
+    return PROBE.is_active
 
 
 def test_torch_is_left_alone_without_a_watcher(three: rpcbench.Cluster, everyone: Everyone) -> None:
@@ -478,9 +478,7 @@ def ours(method: str) -> None:
     begin(method)
 
 
-def test_calls_of_this_package_have_one_row_beside_those_of_torch(
-    everyone: Everyone, watched: Any, free: int
-) -> None:
+def test_calls_of_this_package_have_one_row_beside_those_of_torch(everyone: Everyone, watched: Any, free: int) -> None:
     everyone(ours, f"tcp://127.0.0.1:{free}")
     found = [(row["op"], row["shape"], row["members"]) for row in settled(watched)]
     assert ("all_reduce(SUM)", "float32[2]", NAMES) in found

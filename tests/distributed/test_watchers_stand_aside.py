@@ -43,7 +43,7 @@ def begin() -> None:
 @pytest.fixture(scope="module")
 def three() -> Iterator[rpcbench.Cluster]:
     """Three workers in a world of torch's own."""
-    with rpcbench.Cluster(SIZE) as cluster, current.using(cluster.agent):
+    with rpcbench.Cluster(SIZE) as cluster, current.use_agent(cluster.agent):
         wait_all([cluster.rpc_async(name, begin) for name in cluster.workers])
         yield cluster
 
@@ -153,7 +153,7 @@ def faulty(step: str) -> Iterator[list[str]]:
     log.propagate = False
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(current.current().part(TorchCollectives), "_bystander", Bystander("the test"))
+            patch.setattr(current.current_agent().part(TorchCollectives), "_bystander", Bystander("the test"))
             patch.setattr(shard_events._BYSTANDER, "_has_logged", False)
             if step == "_record_unknown_end":  # runs only after another fault
                 patch.setattr(TorchCollectives, "_follow_work", fail)
@@ -187,7 +187,7 @@ def begin_with_a_fault() -> tuple[list[float], list[str], bool]:
     """Let the beginning of the next watch fail, and wait for that."""
     with faulty("_begin_watch") as said:
         until(lambda: bool(said), "the watch")
-        return all_ways(), said, PROBE.active
+        return all_ways(), said, PROBE.is_active
 
 
 def test_a_watch_that_cannot_begin_leaves_the_program_alone(three: rpcbench.Cluster) -> None:

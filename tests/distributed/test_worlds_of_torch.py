@@ -39,13 +39,13 @@ def begin(rank: int, path: str) -> list[str]:
         c10d.init_process_group("gloo", rank=rank, world_size=2)
     dist.all_reduce(torch.ones(1))
     dist.barrier()
-    groups.member(None).world.gone()  # reads the names that the ranks have given since
-    return [groups.member(None).world.named(each) for each in range(2)]
+    groups.member_of(None).world.ended_ranks()  # reads the names that the ranks have given since
+    return [groups.member_of(None).world.rank_label(each) for each in range(2)]
 
 
 def see_lost(name: str) -> None:
     """Wait until this worker knows that another is lost."""
-    until(lambda: "WorkerLostError" in outcome(current.current().member, name))
+    until(lambda: "WorkerLostError" in outcome(current.current_agent().member, name))
 
 
 def go_on() -> float:
@@ -74,7 +74,7 @@ def again(rank: int, path: str) -> list[Any]:
         c10d.init_process_group(store=store, rank=rank, world_size=2, timeout=timedelta(seconds=seconds))
         dist.all_reduce(x := torch.ones(1))
         told.append(x.item())
-        world = groups.member(None).world
+        world = groups.member_of(None).world
         if seconds == 2:
             said = outcome(dist.barrier) if rank == 0 else ""
             until(world.poll_failure)

@@ -64,4 +64,4 @@ def test_cluster_magic_lines_start_workers(line: str, capsys: pytest.CaptureFixt
         found = commands.started[0].run("all", "import os\nos.environ['RPCBENCH_HOST_ID']")
         assert [*found.values()] == [hosts[0], hosts[-1]][: len(found)] and len(found) == int(words[0])
     finally:
-        commands.stop_started()
+        commands.stop_started_clusters()

@@ -113,7 +113,7 @@ def reader():
         page = running.new_page(color_scheme="light")
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
-        page.route("https://**/*", lambda route: route.abort())
+        page.route("https://**/*", lambda route: route.abort_step())
         yield page
         running.close()
     assert [address for address in asked if not address.startswith(("file:", "data:", "blob:"))] == []

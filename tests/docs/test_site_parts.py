@@ -15,8 +15,8 @@ import make_diagrams  # noqa: E402
 import make_records  # noqa: E402
 
 from rpcbench.panels import PANELS  # noqa: E402
-from rpcbench.panels.replay import played  # noqa: E402
-from rpcbench.telemetry.recording import Player, load  # noqa: E402
+from rpcbench.panels.replay import playback_data  # noqa: E402
+from rpcbench.telemetry.recording import Player, load_record  # noqa: E402
 
 
 def test_each_diagram_has_its_picture():
@@ -28,10 +28,10 @@ def test_each_diagram_has_its_picture():
 def test_each_record_is_of_its_lesson_as_it_stands(name):
     scene, path = make_records.SCENES[name], make_records.FOLDER / f"{name}.json"
     assert path.stat().st_size <= make_records.LARGEST
-    record = load(path)
+    record = load_record(path)
     assert record.about["made_from"] == make_records.digests(scene), f"run docs/make_records.py {name}"
     assert [frame[2] for frame in record.frames if frame[2]] == ["begin", *scene.cells.values(), "end"]
-    frames = played(record, PANELS[scene.panel])
+    frames = playback_data(record, PANELS[scene.panel])
     assert len(frames["frames"]) >= 8 and not frames["note"]
 
 
@@ -39,13 +39,13 @@ def test_each_record_is_of_its_lesson_as_it_stands(name):
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_a_record_can_be_made_anew(tmp_path):
-    scene, stored = make_records.SCENES["rrefs"], load(make_records.FOLDER / "rrefs.json")
+    scene, stored = make_records.SCENES["rrefs"], load_record(make_records.FOLDER / "rrefs.json")
     make_records.make(scene, tmp_path / "rrefs.json")
-    made = load(tmp_path / "rrefs.json")
+    made = load_record(tmp_path / "rrefs.json")
     assert made.about["made_from"] == stored.about["made_from"]
     for record in (made, stored):
         player = Player(record)
-        player.go(len(record.frames) - 1)
+        player.go_to_frame(len(record.frames) - 1)
         owned = PANELS["rrefs"].look(player.world())["rrefs"].values()
         assert sorted((one["type"], one["owner"]) for one in owned) == [("Meter", 2), *[("Tensor", 1)] * 3]
 

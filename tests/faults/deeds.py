@@ -64,9 +64,9 @@ def segfault() -> None:
 def left() -> dict[str, Any]:
     """Return the rows of the tables of this worker, and the number of calls if it serves more than this one."""
     gc.collect()
-    agent = current.current()
+    agent = current.current_agent()
     rows = {name: table for name, table in agent.tables().items() if table and name not in ("ops", "steps")}
-    serving = agent.machine.ask(lambda node: len(node.calls.serving))
+    serving = agent.machine.read_node(lambda node: len(node.calls.serving))
     return {**rows, **({"serving": serving} if serving > 1 else {})}
 
 

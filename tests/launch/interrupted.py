@@ -73,7 +73,7 @@ def _left(tables: Tables) -> Tables:
 
 
 def _my_tables() -> Tables:
-    return _left(current.current().tables())
+    return _left(current.current_agent().tables())
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_calls_run_in_the_processes_of_the_named_workers(cluster: rpcbench.Clust
 def test_the_device_maps_of_a_cluster_apply_to_all_members(no_leaks: None) -> None:
     with rpcbench.Cluster(2, device_maps={"worker2": {"cpu": "cpu"}}) as made:
         assert made.rpc_sync("worker1", rpc_sync, ("worker2", torch.add, (torch.ones(2), 1))).tolist() == [2, 2]
-        said = made.agent.machine.ask(lambda node: [m.devices.maps for m in node.members.members.values()])
+        said = made.agent.machine.read_node(lambda node: [m.devices.maps for m in node.members.members.values()])
         assert said == [(("worker2", "cpu", "cpu"),)] * 3
     with pytest.raises(ValueError, match="source devices with invalid indices in its device map for worker1: cuda:99"):
         rpcbench.Cluster(1, device_maps={"worker1": {"cuda:99": "cpu"}})

@@ -39,7 +39,7 @@ from rpcbench.launch import environment, start_errors, supervisor
 from rpcbench.launch.base import ProcessHandle
 from rpcbench.launch.command import CommandLauncher, _Command
 from rpcbench.launch.fork_client import ForkServerClient
-from rpcbench.runtime.current import current
+from rpcbench.runtime.current import current_agent
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.preambles import PREAMBLE, WELCOME
 from rpcbench.transport.run_dir import RunDirectory
@@ -122,7 +122,7 @@ _interrupts: list[None] = []
 
 def count_interrupts() -> None:
     """On a worker: count its interrupts from now on."""
-    runner = current().part(CellRunner)
+    runner = current_agent().part(CellRunner)
     interrupt_main_thread = runner.interrupt_main_thread
     runner.interrupt_main_thread = lambda: [interrupt_main_thread(), _interrupts.append(None)]
 
@@ -278,7 +278,7 @@ def test_fields_of_a_template_can_be_words_or_parts_of_words() -> None:
 )
 def test_a_shell_within_a_shell_gets_the_path_of_an_interpreter_whole(tmp_path: Path, word: str) -> None:
     """As in `ssh {host} "bash -lc '{cmd}'"`: ssh hands its words to a shell."""
-    python = tmp_path / "my $HOME's \"python\""
+    python = tmp_path / 'my $HOME\'s "python"'
     python.write_text('#!/bin/sh\necho "$*"\n')
     python.chmod(0o700)
     launcher = CommandLauncher(RunDirectory(), f"ssh {shlex.quote(word)}", (), str(python))
@@ -365,8 +365,8 @@ def test_a_step_that_may_wait_for_another_one_is_told_of_overlap(
         monkeypatch.setenv("SLURM_JOB_ID", allocation)
     handle = ProcessHandle("worker2", tmp_path / "log", lambda which: None, None)
     handle.command = command
-    handle.begin(1)
-    assert ("srun --overlap shares it" in str(start_errors.too_late([handle], [], 60, ""))) is is_told
+    handle.process_created(1)
+    assert ("srun --overlap shares it" in str(start_errors.late_start_error([handle], [], 60, ""))) is is_told
 
 
 @pytest.mark.long
@@ -425,13 +425,13 @@ def test_the_input_of_a_command_is_not_closed_during_a_write(no_leaks: None) -> 
     closed, told = threading.Event(), threading.Event()
     directory = RunDirectory()
     command = _Command(config(directory), ["true"], "", directory, None)
-    command.wait()
+    command.wait_for_exit()
     command._process.stdin = Input()  # type: ignore[assignment]
-    command.tell(b"a secret")
+    command.send_stdin_line(b"a secret")
     closed_meanwhile, ends = said
     ends.join(20)
     assert not closed_meanwhile and closed.is_set()
-    directory.remove()
+    directory.remove_directory()
 
 
 def test_a_cluster_with_a_command_that_ends_at_once_fails(no_leaks: None) -> None:
@@ -478,7 +478,7 @@ def test_a_supervisor_that_cannot_reach_the_notebook_says_what_it_met(
 ) -> None:
     with socket.create_server((HERE, 0)) as free:
         leader = f"tls://{HERE}:{free.getsockname()[1]}"
-    status, said = outposted(supervisor.request(config(RunDirectory(), leader=leader)), stays=True)
+    status, said = outposted(supervisor.supervisor_request(config(RunDirectory(), leader=leader)), stays=True)
     assert status == 1 and said.count("\n") == 1, said
     there = f"worker1, on host {socket.gethostname()}, cannot reach the notebook at {leader}"
     assert said.startswith(f"{there}: Connection refused.") and "in a notebook --address HOST:PORT" in said
@@ -494,8 +494,8 @@ def test_a_supervisor_that_cannot_reach_the_notebook_says_what_it_met(
 def test_a_supervisor_that_meets_another_service_names_its_address(no_leaks: None, tmp_path: Path) -> None:
     """For example behind a port that is forwarded to another world."""
     with far_world(tmp_path, 1) as (other,):
-        leader = other.machine.ask(lambda node: node.members.me.remote)
-        status, said = outposted(supervisor.request(config(RunDirectory(), leader=leader)), stays=True)
+        leader = other.machine.read_node(lambda node: node.members.me.remote)
+        status, said = outposted(supervisor.supervisor_request(config(RunDirectory(), leader=leader)), stays=True)
     assert status == 1 and f"at {leader}: another service answers, or a cluster with another secret." in said, said
 
 
@@ -566,7 +566,7 @@ def test_a_terminal_that_echoes_the_secret_does_not_bring_it_into_an_error(no_le
 def test_what_leaves_a_log_has_no_secret(tmp_path: Path) -> None:
     """Wherever the part that is read begins: at each byte of the secret, and before."""
     made, log = config(RunDirectory()), tmp_path / "log"
-    secret, asked = made.secret.hex(), supervisor.request(made)
+    secret, asked = made.secret.hex(), supervisor.supervisor_request(made)
     log.write_bytes(b"one\n" + asked + b"last\n")
     assert tail(log).startswith("one\n(a terminal has echoed the request") and tail(log).endswith("\nlast")
     for start in range(asked.index(b"secret") - 2, asked.index(secret.encode()) + 64):
@@ -576,7 +576,7 @@ def test_what_leaves_a_log_has_no_secret(tmp_path: Path) -> None:
 
 
 def test_a_supervisor_refuses_a_notebook_of_another_version(no_leaks: None) -> None:
-    asked = json.loads(supervisor.request(config(RunDirectory())))
+    asked = json.loads(supervisor.supervisor_request(config(RunDirectory())))
     asked["versions"] = ["protocol 99", "Python 3.99"]
     status, said = outposted(json.dumps(asked).encode() + b"\n")
     assert status == 1 and "the notebook has protocol 99, Python 3.99" in said and "Traceback" not in said
@@ -600,7 +600,7 @@ def test_a_worker_with_another_secret_is_refused(no_leaks: None, srun: None) -> 
     with started(1) as made:
         leader = made.agent.machine.ask(lambda node: node.members.me.remote)
         stranger = replace(made._config, name="worker9", id=9, leader=leader, remote="", secret=bytes(32), host="other")
-        status, said = outposted(supervisor.request(stranger), "worker9", stays=True)
+        status, said = outposted(supervisor.supervisor_request(stranger), "worker9", stays=True)
         assert made.workers == ["worker1"]
     assert status == 1 and "another secret" in said, said
 

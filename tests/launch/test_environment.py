@@ -15,7 +15,13 @@ from sizes import long
 
 import rpcbench
 from rpcbench.launch import environment, fork_client, worker_main
-from rpcbench.launch.environment import Interpreter, differences, interpreter, variables, warn_of_debugging
+from rpcbench.launch.environment import (
+    Interpreter,
+    find_interpreter,
+    version_differences,
+    warn_of_debugging,
+    worker_environment,
+)
 
 # ---- variables
 
@@ -34,12 +40,12 @@ from rpcbench.launch.environment import Interpreter, differences, interpreter, v
 )
 def test_a_variable_that_is_none_is_told_in_one_sentence(env: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        variables(env, pins=True)
+        worker_environment(env, pins=True)
 
 
 def test_values_become_texts_and_gpus_may_be_hidden_where_none_is_assigned() -> None:
-    assert variables({"A": 2, "B": "x"}) == {"A": "2", "B": "x"} and variables(None) == {}
-    assert variables({"CUDA_VISIBLE_DEVICES": ""}) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert worker_environment({"A": 2, "B": "x"}) == {"A": "2", "B": "x"} and worker_environment(None) == {}
+    assert worker_environment({"CUDA_VISIBLE_DEVICES": ""}) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.process
@@ -87,12 +93,12 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_interpreter_brings_its_import_path_and_ours_without_our_packages(venv: Path) -> None:
-    found = interpreter(str(venv / "bin" / "python"))
+    found = find_interpreter(str(venv / "bin" / "python"))
     assert found.executable == str(venv / "bin" / "python")
     path = found.import_path()
     assert any(entry.startswith(str(venv)) for entry in path)
-    assert interpreter(None) == Interpreter() == interpreter(sys.executable)
-    assert interpreter(None).import_path() == sys.path
+    assert find_interpreter(None) == Interpreter() == find_interpreter(sys.executable)
+    assert find_interpreter(None).import_path() == sys.path
 
 
 def fake(folder: Path, says: str) -> str:
@@ -176,14 +182,14 @@ HERE = {"Python": "3.11.7", "torch": "2.14.0", "numpy": "2.1.0", "cloudpickle": 
 
 
 def test_differing_versions_are_one_sentence_with_the_workers() -> None:
-    assert differences(HERE, {"worker1": HERE, "worker2": HERE}) == ""
+    assert version_differences(HERE, {"worker1": HERE, "worker2": HERE}) == ""
     old = {**HERE, "torch": "2.13.0"}
-    assert differences(HERE, {"worker1": HERE, "worker2": old}) == (
+    assert version_differences(HERE, {"worker1": HERE, "worker2": old}) == (
         "worker2 has torch 2.13.0; this process has torch 2.14.0: what one side sends, the other may not be able to "
         "read"
     )
     older = {**old, "numpy": "1.26.4", "Python": "3.11.9"}
-    assert differences(HERE, {"worker1": old, "worker2": older, "worker3": old}) == (
+    assert version_differences(HERE, {"worker1": old, "worker2": older, "worker3": old}) == (
         "worker1, worker3 have torch 2.13.0; worker2 has Python 3.11.9 and torch 2.13.0 and numpy 1.26.4; this process "
         "has Python 3.11.7 and torch 2.14.0 and numpy 2.1.0: what one side sends, the other may not be able to read"
     )

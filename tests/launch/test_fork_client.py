@@ -202,7 +202,7 @@ def test_a_fork_server_without_requests_imports_what_a_training_needs_and_starts
     assert len(os.listdir(f"/proc/{server}/task")) == 1, "else a fork could inherit a lock that is held for ever"
     said = first.answer(first.start("modules"))
     assert said == {"late": ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"], "threads": 1}
-    assert client.is_good()
+    assert client.is_reusable()
     first.launcher.close()
 
 
@@ -220,7 +220,7 @@ def test_a_late_import_comes_after_a_kill_and_a_quiet_time():
     server._selector = SimpleNamespace(select=lambda rest: rests.append(rest) or [])
     server._import_late = lambda: setattr(server, "_over", True)
     server._end_all = lambda: None
-    assert server.serve() is None
+    assert server.serve_requests() is None
     assert rests == [0.0, fork_server._QUIET_SECONDS]
 
 

@@ -14,12 +14,12 @@ from fake_gpus import GB, FakeGpus, fake_gpus
 
 import rpcbench
 from rpcbench.base.config import WorldConfig
-from rpcbench.launch.gpu_pins import GpuPins, offers
+from rpcbench.launch.gpu_pins import GpuPins, gpu_choices
 
 
 def entries(chosen: Any, n: int, workers: int | None = None, elsewhere: str = "") -> list[str]:
     pins = GpuPins(chosen, n, "local", elsewhere)
-    return [pins.of(number) for number in range(1, (workers or n) + 1)]
+    return [pins.entry_of_worker(number) for number in range(1, (workers or n) + 1)]
 
 
 def test_without_a_list_each_has_one_where_there_are_enough(tmp_path: Path) -> None:
@@ -70,8 +70,9 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, chosen: Any, n: int, sentence
 
 
 def test_a_host_without_gpus_says_so(tmp_path: Path) -> None:
-    with fake_gpus(tmp_path, 0), pytest.raises(
-        ValueError, match=r"^there is no GPU 0: this host has none that this process can use$"
+    with (
+        fake_gpus(tmp_path, 0),
+        pytest.raises(ValueError, match=r"^there is no GPU 0: this host has none that this process can use$"),
     ):
         rpcbench.Cluster(1, gpus=[0])
 
@@ -87,17 +88,17 @@ def test_launchers_that_assign_none_say_who_does(tmp_path: Path) -> None:
 
 def test_values_of_the_option_are_offered(tmp_path: Path) -> None:
     with fake_gpus(tmp_path, 3):
-        assert offers(2) == ["0,1", "none"] and offers(4) == ["none"]
+        assert gpu_choices(2) == ["0,1", "none"] and gpu_choices(4) == ["none"]
     with fake_gpus(tmp_path, 0):
-        assert offers(1) == ["none"]
+        assert gpu_choices(1) == ["none"]
 
 
 def test_a_config_changes_the_environment_only_with_a_gpu() -> None:
     config = WorldConfig("w", 1, "c", "/d", b"")
     given = {"CUDA_VISIBLE_DEVICES": "3", "A": "b"}
-    assert config.pinned(given) == given
+    assert config.pinned_environment(given) == given
     pinned = WorldConfig.from_json(WorldConfig("w", 1, "c", "/d", b"", gpu="GPU-7").to_json())
-    assert pinned.pinned(given) == {"CUDA_VISIBLE_DEVICES": "GPU-7", "A": "b"}
+    assert pinned.pinned_environment(given) == {"CUDA_VISIBLE_DEVICES": "GPU-7", "A": "b"}
     assert given["CUDA_VISIBLE_DEVICES"] == "3"
 
 

@@ -124,7 +124,7 @@ def test_rrefs_and_gradients_cross_between_notebook_and_kernels(cluster):
     ref = cluster.remote("worker1", torch.ones, (3,), {"requires_grad": True})
     assert isinstance(ref, RRef) and ref.to_here().sum().item() == 3
     x = torch.full((3,), 2.0, requires_grad=True)
-    with current.using(cluster.agent), context() as number:
+    with current.use_agent(cluster.agent), context() as number:
         backward(number, [cluster.rpc_sync("worker2", torch.mul, (x, x)).sum()])
         assert get_gradients(number)[x].tolist() == [4.0, 4.0, 4.0]
     assert cluster.rpc_sync("worker1", _of_other, ("worker2",)) == cluster.pid("worker2")

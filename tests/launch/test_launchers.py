@@ -74,21 +74,23 @@ def test_a_launcher_that_cannot_start_raises_the_reason(no_leaks: None) -> None:
 
 
 def test_kind_and_start_choose_a_launcher_and_contradictions_are_refused() -> None:
-    assert registry.chosen_launcher(None, "process", "python3", "spawn") == ("local", {"start": "spawn"})
-    assert registry.chosen_launcher(None, "kernel", "python3", None) == ("kernel", {"kernel": "python3"})
-    assert registry.chosen_launcher("command", "process", "python3", None) == ("command", {})
+    assert registry.choose_launcher(None, "process", "python3", "spawn") == ("local", {"start": "spawn"})
+    assert registry.choose_launcher(None, "kernel", "python3", None) == ("kernel", {"kernel": "python3"})
+    assert registry.choose_launcher("command", "process", "python3", None) == ("command", {})
     with pytest.raises(ValueError, match="kind='kernel' means the launcher 'kernel', not 'command'"):
-        registry.chosen_launcher("command", "kernel", "python3", None)
+        registry.choose_launcher("command", "kernel", "python3", None)
     with pytest.raises(ValueError, match="start='spawn' is for workers of kind 'process'; launcher 'command'"):
-        registry.chosen_launcher("command", "process", "python3", "spawn")
+        registry.choose_launcher("command", "process", "python3", "spawn")
     with pytest.raises(ValueError, match="workers of launcher 'local' are on this host and need none"):
         rpcbench.Cluster(1, address="10.0.0.1")
 
 
 def test_options_of_a_launcher_are_offered_and_its_name_is_in_the_help() -> None:
-    words = Vocabulary((), ()).after("%cluster", ["start", "2", "--launcher", "command"])
+    words = Vocabulary((), ()).words_after("%cluster", ["start", "2", "--launcher", "command"])
     assert {"template=", "hosts=", "python="} <= {*words}
-    assert not any("=" in word for word in Vocabulary((), ()).after("%cluster", ["start", "2", "--launcher=nope"]))
+    assert not any(
+        "=" in word for word in Vocabulary((), ()).words_after("%cluster", ["start", "2", "--launcher=nope"])
+    )
     help_text = " ".join(cluster_line().action("start").format_help().split())
     assert all(f"{name}: {own.text}" in help_text for name, own in registry.OWN.items())
 

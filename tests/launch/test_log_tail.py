@@ -39,15 +39,15 @@ class Worker:
         while not until(found):
             notice = self.notices.get(timeout=PATIENCE)
             found.append((notice["kind"], notice["content"]))
-            self.output_stream.shown(KEY.client_id, {"cell": notice["cell"], "shown": notice["n"] + 1})
+            self.output_stream.items_shown(KEY.client_id, {"cell": notice["cell"], "shown": notice["n"] + 1})
         return found
 
     def run(self, *writes: Callable[[], object]) -> list[tuple[str, str]]:
         """The output of a cell that calls these functions; adjacent texts of one kind are joined."""
-        self.output_stream.begin(KEY)
+        self.output_stream.begin_cell(KEY)
         for write in writes:
             write()
-        self.output_stream.end(KEY, "over")
+        self.output_stream.end_cell(KEY, "over")
         joined: list[tuple[str, str]] = []
         for kind, content in self.read(lambda found: bool(found) and found[-1][0] == "end")[:-1]:
             if joined and joined[-1][0] == kind:
@@ -78,12 +78,12 @@ def test_output_of_c_code_is_in_order_with_that_of_python(worker: Worker) -> Non
 
 
 def test_output_of_c_code_is_shown_while_the_cell_runs_in_whole_characters(worker: Worker) -> None:
-    worker.output_stream.begin(KEY)
+    worker.output_stream.begin_cell(KEY)
     worker.c(b"at once \xc3")
     assert worker.read(bool) == [("stdout", "at once ")]
     worker.c(b"\xa4")
     assert worker.read(bool) == [("stdout", "ä")]
-    worker.output_stream.end(KEY, "over")
+    worker.output_stream.end_cell(KEY, "over")
 
 
 TORCH = """[rank2]:[W1129 06:19:10.843596921 TCPStore.cpp:138] [c10d] recvValue failed on SocketImpl(fd=8): got 0 bytes
@@ -137,11 +137,11 @@ def test_only_the_log_of_this_incarnation_is_followed(tmp_path: Path, monkeypatc
     for name, found in (("worker1.2.log", True), ("worker1.1.log", False), ("all.txt", False)):
         file = os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT)
         monkeypatch.setattr(output, "_OUT", file)
-        assert (output.log_tail("worker1", 2) is not None) == found
+        assert (output.find_log_tail("worker1", 2) is not None) == found
         os.close(file)
     read, write = os.pipe()
     monkeypatch.setattr(output, "_OUT", write)
-    assert output.log_tail("worker1", 2) is None
+    assert output.find_log_tail("worker1", 2) is None
     os.close(read)
     os.close(write)
 

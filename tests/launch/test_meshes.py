@@ -66,8 +66,8 @@ def test_the_table_for_notebooks_has_the_same_cells() -> None:
 def test_an_example_that_fits_is_near_the_sizes_that_were_given(
     sizes: dict[str, int], count: int, fits: dict[str, int]
 ) -> None:
-    assert meshes.fitting(sizes, count) == fits and list(meshes.fitting(sizes, count)) == list(sizes)
-    meshes.check("mesh", fits, [f"worker{i}" for i in range(count)], [])
+    assert meshes.fit_sizes(sizes, count) == fits and list(meshes.fit_sizes(sizes, count)) == list(sizes)
+    meshes.check_mesh("mesh", fits, [f"worker{i}" for i in range(count)], [])
 
 
 @pytest.mark.parametrize(
@@ -84,15 +84,15 @@ def test_an_example_that_fits_is_near_the_sizes_that_were_given(
 )
 def test_a_mesh_that_cannot_be_is_refused_with_a_sentence(name: str, sizes: dict[str, int], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        meshes.check(name, sizes, FOUR, [])
+        meshes.check_mesh(name, sizes, FOUR, [])
 
 
 def test_sizes_are_whole_numbers_and_no_worker_may_be_lost() -> None:
     for size in 4.0, "4", True:
         with pytest.raises(TypeError, match=f"dp={size!r}: the size of a dimension is a whole number"):
-            meshes.check("mesh", {"dp": size}, FOUR, [])  # type: ignore[dict-item]
+            meshes.check_mesh("mesh", {"dp": size}, FOUR, [])  # type: ignore[dict-item]
     with pytest.raises(WorkerLostError, match=r"worker2 is lost, .*cluster.restart\(name\), then call mesh again"):
-        meshes.check("mesh", {"dp": 4}, ["worker1", "worker3", "worker4"], ["worker2"])
+        meshes.check_mesh("mesh", {"dp": 4}, ["worker1", "worker3", "worker4"], ["worker2"])
 
 
 # -- on workers
@@ -178,7 +178,7 @@ def test_the_loss_of_a_worker_meanwhile_ends_the_waits(no_leaks: None) -> None:
     with rpcbench.Cluster(4) as cluster:
         cluster.mesh(dp=4)
         waiting = ("worker2", "worker3")  # each has a group with worker4
-        calls = [cluster.rpc_async(name, meshes.place, ("mesh", ("dp", "tp"), (2, 2))) for name in waiting]
+        calls = [cluster.rpc_async(name, meshes.make_local_mesh, ("mesh", ("dp", "tp"), (2, 2))) for name in waiting]
         lost = cluster.rpc_async("worker4", ends)
         for call in [*calls, lost]:
             with pytest.raises(WorkerLostError, match="worker4"):

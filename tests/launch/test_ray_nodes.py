@@ -49,8 +49,8 @@ def test_each_worker_gets_its_own_node_if_there_are_enough(leak_check):
                 assert len(set(group["bundles_to_node_id"].values())) == 3
                 assert cluster.run("all", "6 * 7") == dict.fromkeys(cluster.workers, 42)
                 places = Places({"CPU": 0.5}, "", 10.0)
-                places.take(2, "two more, of which one node has room for both")
-                places.close()
+                places.take_bundles(2, "two more, of which one node has room for both")
+                places.remove_groups()
             until(lambda: free() == 4.0)
         finally:
             ray.shutdown()

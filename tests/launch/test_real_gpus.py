@@ -32,7 +32,7 @@ SHARED = {"worker1": {"cuda:0": "cuda:0"}, "worker2": {"cuda:0": "cuda:0"}}
 def loaded() -> None:
     """CUDA and the driver's library keep descriptors for as long as this process lives: they are no leak of a test."""
     torch.zeros(1, device="cuda:0")
-    gpus.visible()
+    gpus.visible_gpus()
 
 
 def seen() -> tuple[int, str, str]:

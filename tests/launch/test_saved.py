@@ -56,35 +56,35 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_users_file_comes_before_the_nearest_project(project: Path, tmp_path: Path) -> None:
-    assert saved.names() == ["other", "mine", "lab", "small"]
-    lab = saved.find("lab")
+    assert saved.saved_cluster_names() == ["other", "mine", "lab", "small"]
+    lab = saved.find_cluster("lab")
     assert lab.name == "lab" and lab.file == project / "pyproject.toml" and lab.arguments == {
         "n": 3, "launcher": "command", "grace": 7, "env": {"OMP_NUM_THREADS": 2, "MODE": "debug"},
         "options": {"template": "ssh {host} {cmd}", "hosts": ["node1", "node2"]},
     }  # fmt: skip
-    assert saved.find("mine").arguments == {"n": 2, "kind": "kernel", "gpus": [0, 1]}
-    small = saved.find("small")
+    assert saved.find_cluster("mine").arguments == {"n": 2, "kind": "kernel", "gpus": [0, 1]}
+    small = saved.find_cluster("small")
     assert small.name == "mini" and small.arguments == {"n": 1, "python": str(project / "venv/bin/python")}
     users = tmp_path / "config" / "rpcbench.toml"
     users.write_text("[clusters.lab]\nworkers = 4")
-    assert saved.find("lab").file == users and saved.find("lab").arguments == {"n": 4}
+    assert saved.find_cluster("lab").file == users and saved.find_cluster("lab").arguments == {"n": 4}
 
 
 def test_the_file_of_an_outer_folder_is_not_read_where_a_nearer_one_is(project: Path) -> None:
     (project / "deep" / "pyproject.toml").write_text("[project]\nname = 'inner'\n")
-    assert saved.names() == ["other", "mine"]
+    assert saved.saved_cluster_names() == ["other", "mine"]
 
 
 # -- files that others may have written
 def refused(words: str) -> None:
     with pytest.raises(ValueError, match=f"pyproject.toml is not used, .*{words}"):
-        saved.find("lab")
-    assert saved.find("mine").name == "mine", "the user's own file comes first, and needs no other"
-    assert saved.names() == ["other", "mine"]
+        saved.find_cluster("lab")
+    assert saved.find_cluster("mine").name == "mine", "the user's own file comes first, and needs no other"
+    assert saved.saved_cluster_names() == ["other", "mine"]
     with pytest.raises(
         ValueError, match=r"no cluster 'lba' is saved: .*[Tt]here are other, mine, in \S+rpcbench\.toml$"
     ):
-        saved.find("lba")  # which the refused file does not have
+        saved.find_cluster("lba")  # which the refused file does not have
 
 
 NOBODY = 65534
@@ -100,7 +100,7 @@ def test_a_file_of_another_user_is_refused(project: Path, monkeypatch: pytest.Mo
     refused(rf"{re.escape(str(project))} belongs to user (nobody|{NOBODY})")
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     with pytest.raises(ValueError, match=r"rpcbench\.toml is not used, .*rpcbench\.toml belongs to user root"):
-        saved.find("mine")  # files of root, as with git
+        saved.find_cluster("mine")  # files of root, as with git
 
 
 def test_a_file_that_other_users_may_write_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_group_of_this_user_alone_may_write(project: Path, monkeypatch: pytest
     group = [me, "x", os.getegid(), []]
     monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(group))
     (project / "pyproject.toml").chmod(0o664)
-    assert saved.find("lab").name == "lab"
+    assert saved.find_cluster("lab").name == "lab"
     group[3] = [me, "mallory"]
     refused("other users may write .*mode 0664")
     group[:1], group[3] = ["staff"], []
@@ -140,19 +140,19 @@ def test_a_file_above_the_home_or_the_repository_is_refused(
         (deep / ".git").mkdir()
     refused(rf"as it is above (your home|the repository) {re.escape(str(deep))}: copy the tables that you trust to ")
     (deep / "pyproject.toml").write_text(PROJECT)
-    assert saved.find("lab").file == deep / "pyproject.toml"
+    assert saved.find_cluster("lab").file == deep / "pyproject.toml"
 
 
 @pytest.mark.parametrize("text", ["[clusters", "tool = 2", f"a = {'[' * 5000}", f"a = {'1' * 5000}"], ids=range(4))
 def test_a_refused_file_that_is_no_toml_breaks_nothing(project: Path, text: str) -> None:
     (project / "deep" / ".git").mkdir()
     (project / "pyproject.toml").write_text(text)
-    assert saved.names() == ["other", "mine"]
+    assert saved.saved_cluster_names() == ["other", "mine"]
     with pytest.raises(ValueError, match=r"no cluster 'lab' is saved: .*[Tt]here are other, mine"):
-        saved.find("lab")
+        saved.find_cluster("lab")
     (project / "deep" / ".git").rmdir()
     with pytest.raises(ValueError, match=r"pyproject\.toml(: tool has to be a table| cannot be read as TOML: )"):
-        saved.names()  # of this user's own file the mistake is told
+        saved.saved_cluster_names()  # of this user's own file the mistake is told
 
 
 @pytest.mark.parametrize("configuration", [True, False])
@@ -164,21 +164,26 @@ def test_a_user_without_a_home_has_clusters(
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     if not configuration:
         monkeypatch.delenv("XDG_CONFIG_HOME")
-    assert saved.names() == [*(["other", "mine"] if configuration else []), "lab", "small"]
+    assert saved.saved_cluster_names() == [*(["other", "mine"] if configuration else []), "lab", "small"]
     (project / "pyproject.toml").unlink()
     place = (
         r"[Tt]here are other, mine" if configuration else r"rpcbench\.toml in a directory that XDG_CONFIG_HOME names"
     )
     with pytest.raises(ValueError, match=f"no cluster 'lab' is saved: .*{place}"):
-        saved.find("lab")
+        saved.find_cluster("lab")
 
 
 def test_changes_replace_and_add(project: Path) -> None:
-    lab = saved.find("lab")
-    changed = lab.changed({"n": 1, "env": {"MODE": "fast"}, "options": {"hosts": "node9"}})
+    lab = saved.find_cluster("lab")
+    changed = lab.merge_arguments({"n": 1, "env": {"MODE": "fast"}, "options": {"hosts": "node9"}})
     assert changed["n"] == 1 and changed["env"] == {"OMP_NUM_THREADS": 2, "MODE": "fast"}
     assert changed["options"] == {"template": "ssh {host} {cmd}", "hosts": "node9"}
-    assert lab.changed({"kind": "kernel"}) == {"n": 3, "grace": 7, "env": lab.arguments["env"], "kind": "kernel"}
+    assert lab.merge_arguments({"kind": "kernel"}) == {
+        "n": 3,
+        "grace": 7,
+        "env": lab.arguments["env"],
+        "kind": "kernel",
+    }
     assert lab.arguments["n"] == 3
 
 
@@ -212,15 +217,15 @@ def test_a_mistake_is_one_sentence_with_the_file(
 def test_without_a_file_it_says_where_to_write_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert saved.names() == []
+    assert saved.saved_cluster_names() == []
     with pytest.raises(ValueError, match=r"write \[tool\.rpcbench\.clusters\.lab\] with workers = 4 into pyproject"):
-        saved.find("lab")
+        saved.find_cluster("lab")
 
 
 def test_names_are_offered_after_start() -> None:
     vocabulary = Vocabulary((), (), saved=("lab", "mine"))
-    assert vocabulary.after("%cluster", ["start"])[:2] == ["lab", "mine"]
-    assert "lab" not in vocabulary.after("%cluster", ["start", "lab"])
+    assert vocabulary.words_after("%cluster", ["start"])[:2] == ["lab", "mine"]
+    assert "lab" not in vocabulary.words_after("%cluster", ["start", "lab"])
 
 
 @pytest.mark.process

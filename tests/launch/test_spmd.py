@@ -248,8 +248,8 @@ def test_a_group_that_is_there_after_the_end_of_its_run_is_ended(cluster: Cluste
     place = cluster.rpc_sync("worker1", spmd.open_store)
     cluster.rpc_sync("worker1", note_as_over, (place,))
     with pytest.raises(CollectiveError, match="the notebook has ended this run"):
-        cluster.rpc_sync("worker1", spmd.found, (place, 0, 1, "gloo"))
-    cluster.rpc_sync("worker1", spmd.end, (place,))
+        cluster.rpc_sync("worker1", spmd.init_default_group, (place, 0, 1, "gloo"))
+    cluster.rpc_sync("worker1", spmd.end_group, (place,))
 
 
 def note_as_over(place: spmd.StorePlace) -> None:

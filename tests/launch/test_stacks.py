@@ -44,23 +44,23 @@ def dump(text: str) -> str:
 
 
 def test_a_report_from_outside_is_reduced_to_the_users_program() -> None:
-    (thread,) = stacks.parsed(dump(DUMP))
+    (thread,) = stacks.parse_dump(dump(DUMP))
     assert thread.name == "MainThread"
-    assert thread.lines("worker1", "\nimport ctypes\n\ndef nap():\n    pass\nnap()") == [
+    assert thread.report_lines("worker1", "\nimport ctypes\n\ndef nap():\n    pass\nnap()") == [
         "Cell worker1[3], line 4 in nap", "Cell worker1[3], line 5: nap()"
     ]  # fmt: skip
 
 
 def test_a_report_without_the_users_program_is_shown_whole() -> None:
     alone = dump(DUMP).split("\n\n")[0]
-    (thread,) = stacks.parsed(alone)
-    assert thread.lines("worker1", "")[0].startswith(f"{deadlocks.STDLIB}threading.py:324 in wait")
-    assert len(thread.lines("worker1", "")) == 3
+    (thread,) = stacks.parse_dump(alone)
+    assert thread.report_lines("worker1", "")[0].startswith(f"{deadlocks.STDLIB}threading.py:324 in wait")
+    assert len(thread.report_lines("worker1", "")) == 3
 
 
 def test_a_cell_of_a_kernel_is_named_without_its_number() -> None:
     text = dump(DUMP).replace("<ipython-input-3-0123456789ab>", "/tmp/ipykernel_12/3456.py")
-    assert stacks.parsed(text)[0].lines("worker1", "")[1] == "Cell worker1, line 5"
+    assert stacks.parse_dump(text)[0].report_lines("worker1", "")[1] == "Cell worker1, line 5"
 
 
 def test_a_process_without_a_handler_is_not_signalled() -> None:
@@ -83,7 +83,7 @@ def test_a_file_that_a_killed_worker_has_left_keeps_no_directory(tmp_path: Path)
     folder.mkdir()
     stacks_file(str(folder), "worker1").touch()
     os.utime(folder, (0, 0))
-    run_dir.sweep(tmp_path)
+    run_dir.remove_unused(tmp_path)
     assert not folder.exists()
 
 

@@ -24,7 +24,7 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import ShutdownError
 from rpcbench.base.futures import Future
 from rpcbench.launch import command, fork_client, ranks
-from rpcbench.launch.base import UNKNOWN, Handle, ProcessHandle, ending, stopped
+from rpcbench.launch.base import UNKNOWN, Handle, ProcessHandle, exit_status_text, wait_or_terminate
 
 KINDS: dict[str, dict[str, Any]] = {
     "fork": {"start": "fork"},
@@ -196,7 +196,7 @@ def see_to(*handles: Fake, grace: float = 0.05) -> list[str]:
     def running() -> list[Any]:
         return [handle for handle in handles if handle.poll() is None]
 
-    return stopped(running, handles[0].changes, grace)
+    return wait_or_terminate(running, handles[0].changes, grace)
 
 
 def test_stopped_waits_and_then_sends_sigterm_and_sigkill() -> None:
@@ -320,15 +320,15 @@ def test_a_rank_of_an_earlier_generation_that_comes_late_changes_nothing(monkeyp
     [(3, "exit code 3"), (-9, "killed by SIGKILL"), (-37, "killed by signal 37"), (UNKNOWN, "exit status unknown")],
 )
 def test_each_exit_status_has_a_text(status: int, text: str) -> None:
-    assert ending(status) == text
+    assert exit_status_text(status) == text
 
 
 def test_a_handle_keeps_and_reports_its_first_exit_status(tmp_path: Path) -> None:
     told: list[int] = []
     handle = ProcessHandle("worker1", tmp_path / "log", lambda which: None, lambda handle, status: told.append(status))
-    handle.begin(1)
-    handle.end(-9)
-    handle.end(0)
+    handle.process_created(1)
+    handle.process_ended(-9)
+    handle.process_ended(0)
     assert (handle.poll(), told) == (-9, [-9])
 
 
@@ -359,7 +359,7 @@ def test_scale_during_and_after_shutdown_raises_shutdown_error(no_leaks: None, m
     launch, close, launched = cluster._launch_workers, cluster._launcher.close, threading.Event()
 
     def late(configs: list[WorldConfig]) -> list[Handle]:
-        ending.start()
+        exit_status_text.start()
         until(lambda: cluster._ended, "the end to begin")
         try:
             return launch(configs)

@@ -279,13 +279,13 @@ def test_the_end_of_the_cluster_ends_all_tasks(end: Callable[[FakeAgent], None])
 def test_a_task_runs_again_only_for_the_loss_of_its_own_worker_and_a_limited_number_of_times() -> None:
     agent = FakeAgent("worker1", "worker2", "worker3")
     pool = agent.pool()
-    task = pool.put(PoolTask(same, (0,), {}, 1))
+    task = pool.put_task(PoolTask(same, (0,), {}, 1))
     agent.loses("worker1")
     assert [call.worker for call in agent.calls] == ["worker1", "worker2"] and not task.cancel()
     agent.loses("worker2")
     with pytest.raises(WorkerLostError, match="worker2 is lost"):
         task.result(0)
-    other = pool.put(PoolTask(same, (0,), {}, 1))
+    other = pool.put_task(PoolTask(same, (0,), {}, 1))
     error = WorkerLostError("a worker that the function has called")
     error.__cause__ = RemoteError("worker3", "traceback")
     agent.open()["worker3"].set_exception(error)
@@ -463,7 +463,11 @@ def test_a_bar_counts_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     ("make", "kind", "told"),
     [
         (lambda agent: agent.map(3, [1]), TypeError, "cluster.map runs a function, its first argument; 3 is not one"),
-        (lambda agent: agent.pool().submit("f"), TypeError, "cluster.submit runs a function, its first argument; 'f'"),
+        (
+            lambda agent: agent.pool().submit_call("f"),
+            TypeError,
+            "cluster.submit runs a function, its first argument; 'f'",
+        ),
         (lambda agent: agent.map(abs, 3), TypeError, "cluster.map takes its items from an iterable; 3 is not one"),
         (lambda agent: agent.map(abs, [1], retries=-1), ValueError, "retries=-1: an item runs again a whole number of"),
         (lambda agent: agent.map(abs, [1], retries=0.5), ValueError, "retries=0.5: an item runs again a whole number"),
@@ -595,9 +599,7 @@ def ends_once(item: int, at: int, mark: str) -> int:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["process", *long("kernel")])
-def test_a_worker_that_ends_loses_its_item_or_another_worker_runs_it(
-    kind: str, tmp_path: Path, no_leaks: None
-) -> None:
+def test_a_worker_that_ends_loses_its_item_or_another_worker_runs_it(kind: str, tmp_path: Path, no_leaks: None) -> None:
     mark = str(tmp_path / "mark")
     with rpcbench.Cluster(2, kind=kind) as cluster:
         assert cluster.submit(abs, -1).result() == 1

@@ -299,16 +299,16 @@ def test_the_meeting_place_depends_on_the_hosts_and_the_secret(monkeypatch: pyte
         monkeypatch.setenv(name, value)
     for name in ("RPCBENCH_SECRET_FILE", "RPCBENCH_MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    assert torchrun_worker.is_a_rank() and torchrun_worker.meeting_place() == "tcp://localhost:29501"
+    assert torchrun_worker.is_torchrun_rank() and torchrun_worker.rendezvous_url() == "tcp://localhost:29501"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert torchrun_worker.meeting_place() == "tcp://box:29501"
+    assert torchrun_worker.rendezvous_url() == "tcp://box:29501"
     monkeypatch.setenv("RPCBENCH_MASTER_PORT", "29700")
-    assert torchrun_worker.meeting_place() == "tcp://box:29700"
+    assert torchrun_worker.rendezvous_url() == "tcp://box:29700"
     run_dir.make_secret(tmp_path / "secret")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("RPCBENCH_SECRET_FILE", f"{tmp_path}/secret")
-    assert torchrun_worker.meeting_place() == "tcp://box:29700"
+    assert torchrun_worker.rendezvous_url() == "tcp://box:29700"
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    assert not torchrun_worker.is_a_rank()
+    assert not torchrun_worker.is_torchrun_rank()
     with pytest.raises(RuntimeError, match=r"torchrun --nproc-per-node 2 -m rpcbench\.worker"):
-        torchrun_worker.size_of_world()
+        torchrun_worker.torchrun_world_size()

@@ -41,7 +41,7 @@ def outcome(attempt, *arguments):
 
 
 def knock(address):
-    opener.connect(address, time.monotonic() + 10).release()
+    opener.connect_stream(address, time.monotonic() + 10).close_descriptor()
 
 
 def attempts():
@@ -50,7 +50,7 @@ def attempts():
         "read a log": outcome(Path(asked["log"]).read_bytes),
         "leave a file there": outcome((directory / f"mine{os.geteuid()}").touch),
         **{f"knock at {name}": outcome(knock, address) for name, address in members.items()},
-        **{f"enter {name}": outcome(opener.dial, address, me) for name, address in members.items()},
+        **{f"enter {name}": outcome(opener.dial_peer, address, me) for name, address in members.items()},
         **{f"signal {name}": outcome(os.kill, pid, 0) for name, pid in workers.items()},
         **{f"variables of {name}": outcome(Path(f"/proc/{pid}/environ").read_bytes) for name, pid in workers.items()},
         **{f"memory of {name}": outcome(open, f"/proc/{pid}/mem", "rb") for name, pid in workers.items()},

@@ -151,11 +151,11 @@ def test_an_answer_about_a_function_that_was_reloaded_meanwhile_is_no_warning(
     members: Any = SimpleNamespace(watch=lambda look: None, name=lambda id_: f"worker{id_}")
     channels: Any = SimpleNamespace(listen=handlers.__setitem__)
     check = SourceCheck(0, members, channels, lambda to, channel, asked: sent.append(asked))
-    check.use(1, module.area)
+    check.check_function(1, module.area)
     change(module, "3 * x", "7 * x")
     importlib.reload(module)
     handlers["source differs"](1, {**sent[-1], "there": module.__file__})
     assert told == []
-    check.use(1, module.area)
+    check.check_function(1, module.area)
     handlers["source differs"](1, {**sent[-1], "there": module.__file__})
     assert len(sent) == 2 and "worker1 runs another version of shapes_of_mine.area" in str(told[0].message)

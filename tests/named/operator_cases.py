@@ -145,7 +145,7 @@ def case(row: Row) -> Case:
         return _UNIFY
     if row.rule is NameRule.REMOVES:
         return _REMOVE
-    if row.rule is NameRule.NONE and not row.inplace:
+    if row.rule is NameRule.NONE and not row.is_inplace:
         return Case(names=None)
     return Case()
 

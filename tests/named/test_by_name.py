@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rpcbench import named
 from rpcbench.named import NamedTensor, names_of
-from rpcbench.named.named_tensor import bare
+from rpcbench.named.named_tensor import strip_names
 from rpcbench.named.operators import ROWS
 from rpcbench.named.rules import NameRule, Row
 
@@ -100,7 +100,7 @@ def case(row: Row) -> Case:
 def _plain(value: Any, names: Any) -> Any:
     if isinstance(value, list):
         return [_plain(each, names) for each in value]
-    return names.index(value) if isinstance(value, str) and value in names else bare(value)
+    return names.index(value) if isinstance(value, str) and value in names else strip_names(value)
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -126,7 +126,7 @@ def test_a_function_called_with_names_has_the_values_of_torch_and_the_right_name
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         if isinstance(theirs, Tensor):
-            torch.testing.assert_close(bare(ours), bare(theirs), rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(strip_names(ours), strip_names(theirs), rtol=0, atol=0, equal_nan=True)
             assert names_of(ours) == how.names if how.names is not None else not any(names_of(ours))
         else:
             assert ours == theirs

@@ -14,7 +14,7 @@ from torch.nn import functional
 from rpcbench import named
 from rpcbench.named import NamesError
 from rpcbench.named.operators import ROWS
-from rpcbench.named.rules import NameRule, Row, keeps, removes, unifies
+from rpcbench.named.rules import NameRule, Row, input_names, reduction_names, unified_names
 
 MORE = [row for row in ROWS.values() if not row.documented]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -64,7 +64,7 @@ def plain(args: tuple[Any, ...], tensor: Tensor) -> list[Any]:
     return [each.rename(None) if isinstance(each, Tensor) else one(each) for each in cases.fresh(args)]
 
 
-@pytest.mark.parametrize("row", [*rows(keeps)], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*rows(input_names)], ids=lambda row: row.name)
 def test_an_operator_that_keeps_names_has_the_names_of_its_input(row: Row) -> None:
     tensor = start(row)
     args = ARGUMENTS.get(row.name, ("C",) if row.dims else ())
@@ -80,19 +80,19 @@ def _function(row: Row, tensor: Tensor, args: tuple[Any, ...]) -> Any:
     return getattr(named, row.name)(tensor, *cases.fresh(args))
 
 
-@pytest.mark.parametrize("row", [*rows(unifies)], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*rows(unified_names)], ids=lambda row: row.name)
 def test_an_operator_that_unifies_names_combines_or_refuses_them(row: Row) -> None:
     args = ARGUMENTS.get(row.name, (cases.bits if row.name in INTEGERS else cases.x,))
     tensor = start(row)
     found = call(row.name, tensor, *cases.fresh(args))
     assert found.names == ("N", "C")
-    assert (found is tensor) == row.inplace
+    assert (found is tensor) == row.is_inplace
     assert same(found, call(row.name, start(row).rename(None), *plain(args, tensor)))
     with pytest.raises(NamesError, match=r"\(N=3, C=4\) and \(N=3\)"):
         call(row.name, start(row), cases.rand("N"), *cases.fresh(args)[1:])
 
 
-@pytest.mark.parametrize("row", [*rows(removes)], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*rows(reduction_names)], ids=lambda row: row.name)
 def test_an_operator_that_removes_names_drops_the_name_of_its_dimension(row: Row) -> None:
     tensor = cases.x()
     args = ARGUMENTS.get(row.name, ("C",))

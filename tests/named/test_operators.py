@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rpcbench import named
 from rpcbench.named import NamedTensor, NamesError, names_of
-from rpcbench.named.named_tensor import FUNCTIONS, bare, functions
+from rpcbench.named.named_tensor import FUNCTIONS, operator_functions, strip_names
 from rpcbench.named.operators import ROWS
 from rpcbench.named.rules import NameRule, Row
 
@@ -40,7 +40,7 @@ def _member(member: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _plain(values: Any) -> Any:
-    return [bare(value) for value in values]
+    return [strip_names(value) for value in values]
 
 
 def _first(value: Any) -> Any:
@@ -60,9 +60,9 @@ def test_the_table_has_all_rows_of_the_documentation() -> None:
 
 def test_each_row_belongs_to_a_function_of_torch_unless_it_is_new() -> None:
     ours = {"data=", "align_as", "align_to", "has_names", "names", "refine_names", "rename", "rename_"}
-    assert [row.name for row in ROWS.values() if not [*functions(row)] and row.name not in ours] == []
+    assert [row.name for row in ROWS.values() if not [*operator_functions(row)] and row.name not in ours] == []
     told = [row for row in DOCUMENTED if row.name != "manual_seed"]  # torch replaces that function
-    assert all(FUNCTIONS[function].name == row.name for row in told for function in functions(row))
+    assert all(FUNCTIONS[function].name == row.name for row in told for function in operator_functions(row))
 
 
 @pytest.mark.parametrize("row", CALLED, ids=lambda row: row.name)
@@ -80,7 +80,7 @@ def test_an_operator_gives_the_names_that_its_row_states(row: Row) -> None:
         parts = result if isinstance(result, tuple | list) else (result,)
         assert [part.names for part in parts] == [how.names] * len(parts)
         assert all(len(part.names) == part.dim() for part in parts)
-        if row.inplace:
+        if row.is_inplace:
             assert result is tensor
 
 
@@ -92,14 +92,14 @@ def test_an_operator_gives_the_values_of_torch(row: Row) -> None:
     for way in ways(row):
         torch.manual_seed(3)
         found = _first(way(how.make(), *fresh(how.args)))
-        plain = bare(how.make())
+        plain = strip_names(how.make())
         indices = [dict(zip(names_of(how.make()), range(9), strict=False)).get(arg, arg) for arg in _hashable(how.args)]
         torch.manual_seed(3)
         home = getattr(plain, row.name, None)
         function = getattr(torch, row.name, None)
         expected = _first(_member(home, tuple(indices)) if home is not None else function(plain, *indices))
         if isinstance(expected, Tensor):
-            torch.testing.assert_close(bare(found), expected, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(strip_names(found), expected, rtol=0, atol=0, equal_nan=True)
         elif not isinstance(expected, torch.Generator):
             assert found == expected
 
@@ -113,12 +113,12 @@ def test_wrong_arguments_are_refused_and_change_nothing(row: Row) -> None:
     how = case(row)
     for way in ways(row):
         tensor = how.make()
-        before = bare(tensor).clone()
+        before = strip_names(tensor).clone()
         with pytest.raises(NamesError, match=row.name) as caught:
             way(tensor, *fresh(how.wrong or ()))
         assert all(f"{name}=" in str(caught.value) for name in tensor.names if name)
         assert tensor.names == how.make().names
-        assert torch.equal(bare(tensor), before)
+        assert torch.equal(strip_names(tensor), before)
 
 
 def takes_out(row: Row) -> bool:
@@ -136,10 +136,10 @@ def test_out_gets_the_names_of_the_result_or_must_have_them(row: Row) -> None:
     how = case(row)
     function = getattr(torch, row.name)
     result = function(how.make(), *fresh(how.args))
-    out = torch.empty_like(bare(result))
+    out = torch.empty_like(strip_names(result))
     assert function(how.make(), *fresh(how.args), out=out) is out
     assert out.names == how.names
-    other = named.named(torch.empty_like(bare(result)), "A", "B")
+    other = named.named(torch.empty_like(strip_names(result)), "A", "B")
     with pytest.raises(NamesError, match="out"):
         function(how.make(), *fresh(how.args), out=other)
 

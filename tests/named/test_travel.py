@@ -60,7 +60,7 @@ class Layer:
     ids=["plain", "with gradient", "aligned", "scalar"],
 )
 def test_a_named_tensor_is_equal_after_encoding_and_decoding(value: NamedTensor) -> None:
-    made = Codec().decode(Codec().encode({"a": [value, value], "plain": torch.ones(2)})[0])
+    made = Codec().decode_value(Codec().encode_value({"a": [value, value], "plain": torch.ones(2)})[0])
     found = made["a"][0]
     assert found is made["a"][1]
     assert (type(found), found.names, found.requires_grad) == (NamedTensor, value.names, value.requires_grad)
@@ -70,17 +70,17 @@ def test_a_named_tensor_is_equal_after_encoding_and_decoding(value: NamedTensor)
 
 def test_decoded_views_of_one_memory_keep_their_own_names() -> None:
     whole = x()
-    first, second = Codec().decode(Codec().encode([whole, whole.rename("A", "B").t()])[0])
+    first, second = Codec().decode_value(Codec().encode_value([whole, whole.rename("A", "B").t()])[0])
     assert (first.names, second.names) == (("N", "C"), ("B", "A"))
     first.zero_()
     assert float(second.sum()) == 0
 
 
 def test_a_process_without_named_tensors_refuses_to_decode_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    body, _ = Codec().encode(x())
+    body, _ = Codec().encode_value(x())
     monkeypatch.setitem(sys.modules, "rpcbench.named.named_tensor", None)
     with pytest.raises(MissingCodeError, match="rpcbench"):
-        Codec().decode(body)
+        Codec().decode_value(body)
 
 
 def test_arguments_and_results_of_calls_keep_names(agents: list[Agent]) -> None:
@@ -143,9 +143,9 @@ def test_a_remote_named_parameter_has_named_gradients_and_is_trained(agents: lis
 
 def test_the_encoding_of_a_plain_tensor_does_not_mention_names() -> None:
     plain = torch.rand(3, 4)
-    body, _ = Codec().encode(plain)
+    body, _ = Codec().encode_value(plain)
     assert b"named" not in body.payload
-    assert type(Codec().decode(body)) is Tensor
+    assert type(Codec().decode_value(body)) is Tensor
 
 
 def test_the_module_of_names_is_not_imported_without_use() -> None:

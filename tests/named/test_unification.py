@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpcbench import named
 from rpcbench.named import NamesError
-from rpcbench.named.dimnames import Names, unify
+from rpcbench.named.dimnames import Names, unify_names
 
 LETTERS = "ABCD"
 
@@ -33,9 +33,9 @@ def test_unify_equals_the_model(first: Names, second: Names) -> None:
     expected = model(first, second)
     if expected is None:
         with pytest.raises(NamesError):
-            unify(first, second)
+            unify_names(first, second)
         return
-    made = unify(first, second)
+    made = unify_names(first, second)
     assert len(made) == max(len(first), len(second))
     assert {(place, name) for place, name in enumerate(reversed(made)) if name} == expected
 
@@ -43,7 +43,7 @@ def test_unify_equals_the_model(first: Names, second: Names) -> None:
 @given(names(), names())
 def test_unify_does_not_depend_on_the_order_of_its_arguments(first: Names, second: Names) -> None:
     assume(model(first, second) is not None)
-    assert unify(first, second) == unify(second, first)
+    assert unify_names(first, second) == unify_names(second, first)
 
 
 @given(names(3), names(3), st.data())
@@ -60,7 +60,7 @@ def test_broadcasting_unifies_or_refuses_names(first: Names, second: Names, data
             one * other
         return
     result = one * other
-    assert result.names == unify(first, second)
+    assert result.names == unify_names(first, second)
     assert torch.equal(result.rename(None), one.rename(None) * other.rename(None))
 
 

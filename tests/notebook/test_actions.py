@@ -41,8 +41,8 @@ class Page:
 class Counted(Actions):
     asked = 0
 
-    def begin(self, action, target):
-        future = super().begin(action, target)
+    def begin_action(self, action, target):
+        future = super().begin_action(action, target)
         self.asked += 1
         return future
 

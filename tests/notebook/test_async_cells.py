@@ -20,11 +20,11 @@ class Sent:
     def __init__(self):
         self.go = threading.Event()
 
-    def answer(self):
+    def wait_for_result(self):
         assert self.go.wait(PATIENCE)
         return {"y": 7}
 
-    def states(self):
+    def states_by_member(self):
         return {"worker1": "done" if self.go.is_set() else "runs"}
 
     def interrupt(self):
@@ -79,7 +79,7 @@ def test_the_end_on_a_worker_is_shown_before_it_counts():
         seen.append((part.state, part.replied.is_set()))
 
     part = _WorkerRun(SimpleNamespace(name="worker1"), None, prompts, on_settled, "")
-    part.settle(lambda: {"y": 7})
+    part.settle_outcome(lambda: {"y": 7})
     assert seen == [("done", False)] and part.replied.is_set()
 
 

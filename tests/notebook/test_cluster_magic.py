@@ -21,7 +21,7 @@ GB = 1 << 30
 
 def test_what_is_no_address_to_join_is_told_in_one_sentence():
     with pytest.raises(UsageError, match=r"^'localhost:29501' is not an address of workers; .*: tcp://HOST:PORT$"):
-        Commands(Targets(), lambda found: None).run("join", ["localhost:29501"])
+        Commands(Targets(), lambda found: None).run_action("join", ["localhost:29501"])
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_workers_that_may_be_elsewhere_lack_nothing_here():
 def test_launchers_that_are_none_are_told_with_those_there_are(words):
     commands = Commands(Targets(), lambda cluster: None)
     with pytest.raises(UsageError, match="local, kernel, command" if words.count(" ") < 3 else "say how many"):
-        commands.run("start", words.split())
+        commands.run_action("start", words.split())
     assert commands.started == []
 
 
@@ -64,7 +64,7 @@ def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
     """In a notebook one sentence, and no frames of ours."""
     commands = Commands(Targets(), lambda cluster: None)
     with pytest.raises(UsageError, match=r"names a \{host\}: pass hosts="):
-        commands.run("start", ["2", "--launcher", "command", "template=ssh {host} {cmd}"])
+        commands.run_action("start", ["2", "--launcher", "command", "template=ssh {host} {cmd}"])
     assert commands.started == []
 
 
@@ -81,7 +81,7 @@ def test_what_does_not_fit_a_launcher_is_a_mistake_of_usage(no_leaks):
 def test_a_mistake_about_gpus_is_one_sentence(tmp_path, no_leaks, words, sentence):
     commands = Commands(Targets(), lambda cluster: None)
     with fake_gpus(tmp_path, 3), pytest.raises(UsageError) as told:
-        commands.run("start", words.split())
+        commands.run_action("start", words.split())
     assert sentence in str(told.value) and "\n" not in str(told.value)
     assert commands.started == []
 
@@ -89,8 +89,8 @@ def test_a_mistake_about_gpus_is_one_sentence(tmp_path, no_leaks, words, sentenc
 def test_gpus_are_offered_as_many_as_workers(tmp_path):
     vocabulary = Vocabulary((), ())
     with fake_gpus(tmp_path, 3):
-        assert vocabulary.after("%cluster", ["start", "2", "--gpus"]) == ["0,1", "none"]
-        assert vocabulary.after("%cluster", ["start", "4", "--gpus"]) == ["none"]
+        assert vocabulary.words_after("%cluster", ["start", "2", "--gpus"]) == ["0,1", "none"]
+        assert vocabulary.words_after("%cluster", ["start", "4", "--gpus"]) == ["none"]
 
 
 @pytest.mark.process
@@ -98,13 +98,13 @@ def test_gpus_are_said_in_a_line_and_seen_in_the_status(tmp_path, no_leaks):
     commands = Commands(Targets(), lambda cluster: None)
     with fake_gpus(tmp_path, 3):
         try:
-            commands.run("start", ["2", "--gpus", "2,1"])
-            lines = repr(commands.run("status", [])).splitlines()
+            commands.run_action("start", ["2", "--gpus", "2,1"])
+            lines = repr(commands.run_action("status", [])).splitlines()
             assert "GPU memory" in lines[0] and "2 Fake 80GB" in lines[1] and "1 Fake 80GB" in lines[2]
             with pytest.raises(UsageError, match=r"gpus=\[2, 1\] has 2 GPUs for 3 workers"):
-                commands.run("scale", ["3"])
+                commands.run_action("scale", ["3"])
         finally:
-            commands.stop_started()
+            commands.stop_started_clusters()
 
 
 DIFFERENT = {
@@ -124,32 +124,32 @@ def test_a_cluster_that_runs_is_not_taken_for_one_with_other_options(no_leaks):
     try:
         same = "1 --env DEBUG=0 --grace 7"
         for words in (same, "1", "1 --kind process", "1 --launcher local", "1 --grace 7.0", same):
-            assert "1 worker: worker1." in commands.run("start", words.split())
+            assert "1 worker: worker1." in commands.run_action("start", words.split())
         for words, told in DIFFERENT.items():
             with pytest.raises(UsageError) as error:
-                commands.run("start", words.split())
+                commands.run_action("start", words.split())
             assert str(error.value) == (
                 f"the cluster that runs was not started with {told}: %cluster stop ends it, then start it again; or "
                 "start another one beside it: --name other"
             )
     finally:
-        commands.stop_started()
+        commands.stop_started_clusters()
 
 
 def test_options_from_files_and_python_are_compared_as_words_of_a_line():
     words = ["2", "--launcher", "ray", "cpus=0.5", "hosts=a,b", "--gpus", "0,1", "--python", "x", "--env", "N=2"]
     way = {}
     commands = Commands(None, None)
-    commands.start = lambda size, asked, name: way.update(asked)
-    commands.run("start", words)
+    commands.start_cluster = lambda size, asked, name: way.update(asked)
+    commands.run_action("start", words)
     arguments = {"options": {"cpus": 0.5, "hosts": ["a", "b"], "python": "x"}, "gpus": [0, 1], "env": {"N": 2}}
     assert cluster_magic._describe_differences(way, SimpleNamespace(kind="ray", arguments=arguments)) == ""
 
 
 def test_names_of_launchers_are_offered():
     vocabulary = Vocabulary((), ())
-    assert "--launcher" in vocabulary.after("%cluster", ["start", "2"])
-    assert vocabulary.after("%cluster", ["start", "2", "--launcher"]) == registry.launcher_names()
+    assert "--launcher" in vocabulary.words_after("%cluster", ["start", "2"])
+    assert vocabulary.words_after("%cluster", ["start", "2", "--launcher"]) == registry.launcher_names()
 
 
 def test_each_action_can_be_run_and_has_a_help_text():
@@ -232,8 +232,8 @@ def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
     monkeypatch.setattr(cluster_magic, "cluster", lambda: current[-1])
     monkeypatch.setattr(cluster_magic, "Cluster", lambda size, **options: own)
     made = Commands(None, lambda cluster: None)
-    made.run("start", ["1", "--name", "mine"])
+    made.run_action("start", ["1", "--name", "mine"])
     current.append(own)
-    assert made.run("list", []) == "  main: 1 worker: w.\n* mine: 1 worker: w."
-    made.stop_started()
+    assert made.run_action("list", []) == "  main: 1 worker: w.\n* mine: 1 worker: w."
+    made.stop_started_clusters()
     assert (own.stopped, other.stopped) == ([True], [])

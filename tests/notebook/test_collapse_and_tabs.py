@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from worlds import until
 
 from rpcbench.notebook import require_extra
-from rpcbench.notebook.async_cells import in_tabs
+from rpcbench.notebook.async_cells import tabbed_areas
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -83,26 +83,26 @@ def bundle(text, **transient):
 
 def test_a_tab_is_like_the_output_of_a_cell():
     screen = Screen()
-    one, two = in_tabs(screen, ["worker1", "worker2"], True)
-    one.show("stdout", "wiped out")
-    one.show("clear", "false")
-    one.show("stdout", "a")
-    one.show("stdout", "b\n")
-    one.show("display", bundle("old", display_id="d"))
-    one.show("update", bundle("new", display_id="d"))
-    two.show("display", bundle("kept until there is more"))
-    two.show("clear", "true")
-    two.show("stderr", "more\n")
-    one.finish()
+    one, two = tabbed_areas(screen, ["worker1", "worker2"], True)
+    one.show_item("stdout", "wiped out")
+    one.show_item("clear", "false")
+    one.show_item("stdout", "a")
+    one.show_item("stdout", "b\n")
+    one.show_item("display", bundle("old", display_id="d"))
+    one.show_item("update", bundle("new", display_id="d"))
+    two.show_item("display", bundle("kept until there is more"))
+    two.show_item("clear", "true")
+    two.show_item("stderr", "more\n")
+    one.finish_output()
     assert len(screen.texts) == 1, "told when all are through"
-    two.finish()
+    two.finish_output()
     assert screen.texts[1] == "[worker1] ab\n[worker1] new\n[worker2] more"
 
 
 def test_a_missing_part_is_named_with_the_command_that_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with pytest.raises(UsageError, match="--tabs needs ipywidgets: pip install ipywidgets"):
-        in_tabs(Screen(), ["worker1"], False)
+        tabbed_areas(Screen(), ["worker1"], False)
 
 
 def test_what_is_missing_besides_is_not_hidden():

@@ -168,14 +168,14 @@ class Kernel:
 )
 def test_where_code_goes(marked, spot):
     at = marked.index("|")
-    where = Assist(Kernel(), str.strip, lambda code: None, lambda *_: []).spot(marked.replace("|", ""), at)
+    where = Assist(Kernel(), str.strip, lambda code: None, lambda *_: []).find_remote_code(marked.replace("|", ""), at)
     assert where == spot
 
 
 def test_all_goes_to_the_worker_that_is_switched_on():
     assist = Assist(Kernel(), str, lambda code: "w" if not code.startswith("%") else None, lambda *_: [])
-    assert assist.spot("a.b", 3) == RemoteCode("w", 0)
-    assert assist.spot("%time a.b", 3) is None
+    assert assist.find_remote_code("a.b", 3) == RemoteCode("w", 0)
+    assert assist.find_remote_code("%time a.b", 3) is None
 
 
 def options(line: MagicParser):
@@ -184,31 +184,33 @@ def options(line: MagicParser):
 
 def test_words_of_a_line():
     words = Vocabulary(("worker1",), ("some",), ("main", "other"))
-    assert words.after("%%remote", ["worker1", "-i"]) == []
-    assert words.after("%%remote", ["worker1"]) == ["all", "some", *options(remote_line())]
-    assert words.after("%%trace", ["worker1", "-i", "a"]) == ["all", "some", *options(remote_line())[1:]]
-    assert words.after("%%profile", []) == [*words.after("%%remote", []), "--save", "notebook"]
-    assert words.after("%%remote", ["worker1", "-i"], "a,x:s") == ["a,x:scatter"]
-    assert words.after("%%remote", ["worker1", "-o"], "y:") == ["y:cat", "y:stack", "y:list", "y:sum"]
-    assert words.after("%%remote", ["worker1", "-o"], "y") == words.after("%%remote", ["-o"], "y:cat:") == []
-    assert words.after("%remote", []) == ["worker1", "all", "some"]
-    assert words.after("%remote", ["worker1"]) == []
-    assert words.after("%cluster", []) == [*cluster_line().actions]
-    assert words.after("%cluster", ["logs"]) == ["worker1", "all", "some"]
-    assert words.after("%cluster", ["start", "2"]) == options(cluster_line().action("start"))
-    assert words.after("%cluster", ["join", "tcp://localhost:29501"]) == ["--name"]
-    assert words.after("%cluster", ["start", "2", "--kind"]) == ["process", "kernel"]
-    assert words.after("%cluster", ["restart", "worker1"]) == ["all", "some", "--replay"]
-    assert words.after("%cluster", ["use"]) == ["main", "other"]
-    assert words.after("%cluster", ["use", "main"]) == []
-    assert words.after("%cluster", ["stop"]) == []
-    assert words.after("%%step", ["worker1"]) == ["all", "some", "--hold", "--of"]
-    assert words.after("%panel", []) == [*PANELS] and words.after("%panel", ["shards"]) == []
-    assert words.after("%chaos", ["drop="]) == ["off", "duplicate=", "delay=", "seed=", "kill="]
-    assert words.after("%autoremote", []) == ["worker1", "all", "some", "off"]
+    assert words.words_after("%%remote", ["worker1", "-i"]) == []
+    assert words.words_after("%%remote", ["worker1"]) == ["all", "some", *options(remote_line())]
+    assert words.words_after("%%trace", ["worker1", "-i", "a"]) == ["all", "some", *options(remote_line())[1:]]
+    assert words.words_after("%%profile", []) == [*words.words_after("%%remote", []), "--save", "notebook"]
+    assert words.words_after("%%remote", ["worker1", "-i"], "a,x:s") == ["a,x:scatter"]
+    assert words.words_after("%%remote", ["worker1", "-o"], "y:") == ["y:cat", "y:stack", "y:list", "y:sum"]
+    assert (
+        words.words_after("%%remote", ["worker1", "-o"], "y") == words.words_after("%%remote", ["-o"], "y:cat:") == []
+    )
+    assert words.words_after("%remote", []) == ["worker1", "all", "some"]
+    assert words.words_after("%remote", ["worker1"]) == []
+    assert words.words_after("%cluster", []) == [*cluster_line().actions]
+    assert words.words_after("%cluster", ["logs"]) == ["worker1", "all", "some"]
+    assert words.words_after("%cluster", ["start", "2"]) == options(cluster_line().action("start"))
+    assert words.words_after("%cluster", ["join", "tcp://localhost:29501"]) == ["--name"]
+    assert words.words_after("%cluster", ["start", "2", "--kind"]) == ["process", "kernel"]
+    assert words.words_after("%cluster", ["restart", "worker1"]) == ["all", "some", "--replay"]
+    assert words.words_after("%cluster", ["use"]) == ["main", "other"]
+    assert words.words_after("%cluster", ["use", "main"]) == []
+    assert words.words_after("%cluster", ["stop"]) == []
+    assert words.words_after("%%step", ["worker1"]) == ["all", "some", "--hold", "--of"]
+    assert words.words_after("%panel", []) == [*PANELS] and words.words_after("%panel", ["shards"]) == []
+    assert words.words_after("%chaos", ["drop="]) == ["off", "duplicate=", "delay=", "seed=", "kill="]
+    assert words.words_after("%autoremote", []) == ["worker1", "all", "some", "off"]
 
 
 def test_a_question_that_cannot_begin_is_given_up():
     names = Names(None)
-    with names._lock, pytest.raises(TimeoutError, match="another completion request"), names.free():
+    with names._lock, pytest.raises(TimeoutError, match="another completion request"), names.exclusive_access():
         pass

@@ -6,9 +6,9 @@ import ast
 
 HERE = """
 import rpcbench.rpc as rpc
-from rpcbench.runtime.current import current
+from rpcbench.runtime.current import current_agent
 def made_by():
-    return {rref: (row["number"], row["cell"]) for rref, row in current().tables()["owned"].items()}
+    return {rref: (row["number"], row["cell"]) for rref, row in current_agent().tables()["owned"].items()}
 def make_one():
     made = rpc.remote("worker2", int)
     made.to_here()

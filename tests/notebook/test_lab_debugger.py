@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from ipykernel.debugger import Debugger
 
-from rpcbench.launch.kernel_worker import debugger_of
-from rpcbench.notebook.lab_debugger import part_of_worker
+from rpcbench.launch.kernel_worker import kernel_debugger
+from rpcbench.notebook.lab_debugger import worker_code
 
 KNOWS_FRAMES = "kernel_modules" in inspect.signature(Debugger).parameters
 needs_debugger = pytest.mark.skipif(not KNOWS_FRAMES, reason="ipykernel is older than 7.2")
@@ -115,14 +115,14 @@ def panel(own_kernel):
     ],
 )
 def test_a_worker_compiles_the_cell_below_its_first_line(cell, part):
-    assert part_of_worker(cell) == part
+    assert worker_code(cell) == part
 
 
 def test_a_kernel_without_a_debugger_that_hides_frames_has_none() -> None:
     new, old = SimpleNamespace(kernel_modules=[]), SimpleNamespace()
-    assert debugger_of(SimpleNamespace(debugger=new)) is new
+    assert kernel_debugger(SimpleNamespace(debugger=new)) is new
     for kernel in (SimpleNamespace(debugger=old), SimpleNamespace(debugger=None), SimpleNamespace()):
-        assert debugger_of(kernel) is None
+        assert kernel_debugger(kernel) is None
 
 
 @needs_debugger

@@ -13,7 +13,7 @@ from traitlets.config import Config
 import rpcbench
 from rpcbench.cells.client import CellInputs, CellOptions, CellResult
 from rpcbench.cells.history import Rerun
-from rpcbench.cells.tracebacks import Failed, interrupted, raised, with_rendering
+from rpcbench.cells.tracebacks import Failed, combined_error, interrupt_error, with_rendering
 from rpcbench.launch.status import ClusterStatus, WorkerStatus
 from rpcbench.notebook import cluster_magic, magics
 
@@ -370,7 +370,7 @@ def test_cells_go_to_a_worker_until_that_is_switched_off(made, capsys):
     assert made.auto(["\n", "x = 1\n"]) == ["%%remote --label worker2\n", "\n", "x = 1\n"]
     for own in ("%%time\n", "%cluster status\n", "%chaos off\n", "%autoremote off\n", "%remote worker1 x\n", "\n"):
         assert made.auto([own]) == [own]
-    with made.auto.paused():
+    with made.auto.pause_remote_cells():
         assert made.auto(["x = 1\n"]) == ["x = 1\n"]
     made.autoremote("")
     with pytest.raises(KeyError):
@@ -433,7 +433,7 @@ def test_failures_of_several_workers_are_told_once_each():
         Failed("worker2", ValueError("x"), ["two", "ValueError: x"], False),
         Failed("worker3", KeyError("y"), ["three"], False),
     ]
-    error = raised(failures, None)
+    error = combined_error(failures, None)
     assert error is failures[0].error
     assert error._render_traceback_() == [
         "[worker1]", "one", "ValueError: x", "[worker2] ValueError: x", "[worker3]", "three"
@@ -443,9 +443,9 @@ def test_failures_of_several_workers_are_told_once_each():
 
 def test_an_interrupted_cell_shows_where_it_stood_and_who_still_runs():
     stood = [Failed("worker1", RuntimeError(), ["line 2", "KeyboardInterrupt: "], True)]
-    assert isinstance(raised(stood, None), KeyboardInterrupt)
-    assert interrupted(stood, [])._render_traceback_() == ["line 2", "KeyboardInterrupt: "]
-    last = interrupted(stood, ["worker2"])._render_traceback_()[-1]
+    assert isinstance(combined_error(stood, None), KeyboardInterrupt)
+    assert interrupt_error(stood, [])._render_traceback_() == ["line 2", "KeyboardInterrupt: "]
+    last = interrupt_error(stood, ["worker2"])._render_traceback_()[-1]
     assert "still runs on worker2; cluster.restart('worker2')" in last
 
 

@@ -106,22 +106,22 @@ def test_a_debugger_talks_through_the_prompt(usable):
 
 def test_only_the_wait_that_is_meant_is_broken():
     waits = stdin._EndableWait()
-    threading.Timer(0.2, waits.end).start()
-    assert waits.run(lambda: time.sleep(PATIENCE)) is None
-    waits.end()  # it is over
+    threading.Timer(0.2, waits.end_wait).start()
+    assert waits.run_wait(lambda: time.sleep(PATIENCE)) is None
+    waits.end_wait()  # it is over
     early = stdin._EndableWait()
-    early.end()
-    assert early.run(lambda: pytest.fail("nobody waits for the answer")) is None
+    early.end_wait()
+    assert early.run_wait(lambda: pytest.fail("nobody waits for the answer")) is None
     done = stdin._EndableWait()
-    assert done.run(lambda: "said") == "said"
-    done.end()
+    assert done.run_wait(lambda: "said") == "said"
+    done.end_wait()
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
-        stdin._EndableWait().run(lambda: time.sleep(PATIENCE))
+        stdin._EndableWait().run_wait(lambda: time.sleep(PATIENCE))
 
 
 def test_waits_for_the_flag_and_no_longer_than_it_may():
     asking, flag = stdin.InputRequests(None), Event()
-    assert not asking.ask_until(flag, time.monotonic() + 0.05)
-    threading.Timer(0.05, lambda: (flag.set(), asking.look())).start()
-    assert asking.ask_until(flag, time.monotonic() + PATIENCE)
+    assert not asking.prompt_until(flag, time.monotonic() + 0.05)
+    threading.Timer(0.05, lambda: (flag.set(), asking.check_open_prompt())).start()
+    assert asking.prompt_until(flag, time.monotonic() + PATIENCE)

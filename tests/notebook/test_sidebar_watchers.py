@@ -9,7 +9,7 @@ import pytest
 from worlds import PATIENCE
 
 from rpcbench.launch.status import WorkerStatus
-from rpcbench.notebook.cluster_magic import worker
+from rpcbench.notebook.cluster_magic import summarize_worker
 from rpcbench.notebook.sidebar import SidebarWatchers
 
 LONG = 3600.0
@@ -57,13 +57,13 @@ def closing(watchers):
 
 def test_a_page_hears_what_changed_and_nothing_else(world):
     watchers, page = SidebarWatchers(world.look, period=LONG), Page()
-    watchers.add(page)
+    watchers.add_page(page)
     assert page.hears() == {"n": 1}
     for _ in range(2):
         world.looked()
-        watchers.changed()
+        watchers.state_changed()
     world.state = {"n": 2}
-    watchers.changed()
+    watchers.state_changed()
     assert page.hears() == {"n": 2}
     closing(watchers)
     assert page.hears() == ("closed", {})
@@ -72,7 +72,7 @@ def test_a_page_hears_what_changed_and_nothing_else(world):
 
 def test_between_changes_nobody_looks(world):
     watchers, page = SidebarWatchers(world.look, period=LONG), Page()
-    watchers.add(page)
+    watchers.add_page(page)
     page.hears()
     looks = 0
     while world.looks.acquire(timeout=0.2):
@@ -83,7 +83,7 @@ def test_between_changes_nobody_looks(world):
 
 def test_what_changes_by_itself_is_seen_after_a_period(world):
     watchers, page = SidebarWatchers(world.look, period=0.01), Page()
-    watchers.add(page)
+    watchers.add_page(page)
     page.hears()
     world.state = {"n": 2}
     assert page.hears() == {"n": 2}
@@ -92,45 +92,45 @@ def test_what_changes_by_itself_is_seen_after_a_period(world):
 
 def test_two_pages_hear_the_same_and_one_that_comes_later_all_there_is(world):
     watchers, first, later = SidebarWatchers(world.look, period=LONG), Page("a"), Page("b")
-    watchers.add(first)
+    watchers.add_page(first)
     first.hears()
-    watchers.add(later)
+    watchers.add_page(later)
     assert later.hears() == {"n": 1}
     world.state = {"n": 2}
-    watchers.changed()
+    watchers.state_changed()
     assert first.hears() == later.hears() == {"n": 2}
     closing(watchers)
 
 
 def test_nobody_looks_when_the_last_page_has_gone(world):
     watchers, page = SidebarWatchers(world.look, period=0.01), Page()
-    watchers.add(page)
+    watchers.add_page(page)
     page.hears()
     thread = watchers._thread
-    watchers.remove(page.comm_id)
+    watchers.remove_page(page.comm_id)
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    watchers.add(page)  # and again
+    watchers.add_page(page)  # and again
     assert page.hears() == {"n": 1}
     closing(watchers)
 
 
 def test_a_page_that_is_not_heard_of_is_forgotten(world):
     watchers, page = SidebarWatchers(world.look, period=0.01, lease=0.05), Page()
-    watchers.add(page)
+    watchers.add_page(page)
     while page.hears() != ("closed", {}):  # before any look, where the machine is busy
         pass
-    assert not watchers.stay(page.comm_id)
+    assert not watchers.renew_lease(page.comm_id)
     closing(watchers)
 
 
 def test_a_page_that_is_heard_of_stays(world):
     watchers, page = SidebarWatchers(world.look, period=0.01, lease=LONG), Page()
-    watchers.add(page)
+    watchers.add_page(page)
     page.hears()
-    watchers._watching[page.comm_id].heard -= LONG - 20
-    assert watchers.stay(page.comm_id)
-    watchers._watching[page.comm_id].heard -= LONG - 20  # had it not been heard of, its lease would be over
+    watchers._watching[page.comm_id].renewed_at -= LONG - 20
+    assert watchers.renew_lease(page.comm_id)
+    watchers._watching[page.comm_id].renewed_at -= LONG - 20  # had it not been heard of, its lease would be over
     for _ in range(3):
         world.looked()
     assert page.heard.empty()
@@ -140,7 +140,7 @@ def test_a_page_that_is_heard_of_stays(world):
 def test_a_look_that_fails_is_told_and_looking_goes_on(world, caplog):
     world.state = OSError("no such process")
     watchers, page = SidebarWatchers(world.look, period=0.01), Page()
-    watchers.add(page)
+    watchers.add_page(page)
     assert page.hears() == {"problem": "OSError: no such process"}
     world.state = {"n": 1}
     assert page.hears() == {"n": 1}
@@ -152,8 +152,8 @@ def test_a_page_that_cannot_be_told_is_dropped_and_others_are_told(world, caplog
     broken, page = Page("a"), Page("b")
     broken.send = None
     watchers = SidebarWatchers(world.look, period=0.01)
-    watchers.add(broken)
-    watchers.add(page)
+    watchers.add_page(broken)
+    watchers.add_page(page)
     assert page.hears() == {"n": 1}
     world.state = {"n": 2}
     assert page.hears() == {"n": 2}
@@ -174,6 +174,6 @@ def test_a_page_that_cannot_be_told_is_dropped_and_others_are_told(world, caplog
     ],
 )
 def test_a_worker_in_a_word(state, calls, serves, seen):
-    row = worker(WorkerStatus("worker1", 7, state, 1, "here", 1.0, None, 0.126, calls), serves)
+    row = summarize_worker(WorkerStatus("worker1", 7, state, 1, "here", 1.0, None, 0.126, calls), serves)
     assert (row["state"], row["note"]) == seen
     assert (row["name"], row["start"], row["cpu"], row["calls"]) == ("worker1", 2, 13, calls)

@@ -42,7 +42,7 @@ def asked(tmp_path, monkeypatch):
 
     def start(words):
         commands = Commands(Targets(), lambda found: None)
-        start.said = commands.run("start", words.split("|"))
+        start.said = commands.run_action("start", words.split("|"))
         ((size, way),) = calls
         calls.clear()
         return size, way, *commands.named
@@ -61,14 +61,14 @@ def test_a_cluster_is_kept_though_another_thread_lists_the_clusters_while_it_sta
     )
 
     def make(size, progress, **way):
-        commands.run("list", [])
+        commands.run_action("list", [])
         return made
 
     monkeypatch.setattr(cluster_magic, "Cluster", make)
     monkeypatch.setattr(cluster_magic, "running", lambda: None)
     monkeypatch.setattr(cluster_magic, "sentence", lambda found: "1 worker: worker1.")
     commands = Commands(Targets(), lambda found: None)
-    commands.run("start", ["1"])
+    commands.run_action("start", ["1"])
     assert commands.started == [made] and commands.named == {"main": made}
 
 
@@ -120,7 +120,7 @@ def test_mistakes_that_the_cluster_finds_are_sentences_too(tmp_path, no_leaks):
         (["1", "--address", "10.0.0.1"], "are on this host and need none"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            commands.run("start", words)
+            commands.run_action("start", words)
 
 
 @pytest.mark.process

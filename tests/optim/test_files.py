@@ -22,7 +22,7 @@ from rpcbench.runtime import current
 
 @pytest.fixture(autouse=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(current, "current", lambda: SimpleNamespace(name="worker7"))
+    monkeypatch.setattr(current, "current_agent", lambda: SimpleNamespace(name="worker7"))
 
 
 class Foreign:
@@ -57,7 +57,7 @@ def test_a_foreign_pickle_is_refused_and_does_not_run(tmp_path: Path, make: Any,
     with pytest.raises(
         ValueError, match=r"share\.pt (holds objects of .*|is not a checkpoint file).*Nothing"
     ) as caught:
-        optimizer_files.load(path, mmap)
+        optimizer_files.load_file(path, mmap)
     assert "weights_only" not in str(caught.value) and caught.value.__cause__ is None
     assert caught.value.__suppress_context__ and [*tmp_path.iterdir()] == [path]
 
@@ -70,7 +70,7 @@ def test_an_error_about_a_damaged_file_is_a_value_error_with_its_path(tmp_path: 
         torch.save({"weight": torch.arange(4.0)}, whole)
     path.write_bytes(damaged(whole.read_bytes(), data.draw))
     try:
-        optimizer_files.load(path)
+        optimizer_files.load_file(path)
     except ValueError as error:
         assert str(path) in str(error)
 
@@ -82,7 +82,7 @@ def test_an_error_about_a_damaged_manifest_is_a_value_error_with_its_folder(tmp_
     path = tmp_path / optimizer_files.MANIFEST
     path.write_bytes(damaged(text.encode(), data.draw))
     try:
-        found = optimizer_files.files("Adam", 2, tmp_path)
+        found = optimizer_files.shard_files("Adam", 2, tmp_path)
     except ValueError as error:
         assert str(tmp_path) in str(error)
     else:
@@ -94,18 +94,18 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_refused(tmp_path: Pa
     text = json.dumps({"format": 1, "optimizer": "Adam", "parameters": 1, "files": {name: [0]}})
     (tmp_path / optimizer_files.MANIFEST).write_text(text)
     with pytest.raises(ValueError, match=r"optimizer\.json names files outside its folder"):
-        optimizer_files.files("Adam", 1, tmp_path)
+        optimizer_files.shard_files("Adam", 1, tmp_path)
 
 
 def test_a_manifest_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / optimizer_files.MANIFEST).write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"optimizer\.json is damaged"):
-        optimizer_files.files("Adam", 1, tmp_path)
+        optimizer_files.shard_files("Adam", 1, tmp_path)
 
 
 def test_a_state_that_does_not_fit_on_the_disk_leaves_no_file(tmp_path: Path) -> None:
     with disk_of(50), pytest.raises(OSError, match=r"worker7 cannot write.*worker7\.draft"):
-        optimizer_files.write({"state": {0: torch.zeros(1000)}, "param_groups": []}, str(tmp_path))
+        optimizer_files.write_draft({"state": {0: torch.zeros(1000)}, "param_groups": []}, str(tmp_path))
     assert not [*tmp_path.iterdir()]
 
 
@@ -114,6 +114,6 @@ def test_a_write_syncs_its_draft_and_an_adoption_syncs_the_folder(
 ) -> None:
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
-    optimizer_files.write({"state": {}, "param_groups": []}, str(tmp_path))
-    optimizer_files.adopt(str(tmp_path))
+    optimizer_files.write_draft({"state": {}, "param_groups": []}, str(tmp_path))
+    optimizer_files.adopt_draft(str(tmp_path))
     assert synced == [str(tmp_path / "worker7.draft"), str(tmp_path)]

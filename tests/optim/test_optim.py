@@ -36,7 +36,9 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
 def test_calls_of_an_optimizer_have_the_names_of_the_users_calls(agents: list[Agent], tmp_path: Path) -> None:
     """So that the error of a loss or a timeout names no internal method."""
     labels: set[str] = set()
-    agents[0].machine.ask(lambda node: node.listen(None, lambda how, to, seq, m: labels.add(getattr(m, "label", ""))))
+    agents[0].machine.read_node(
+        lambda node: node.set_observers(None, lambda how, to, seq, m: labels.add(getattr(m, "label", "")))
+    )
     rrefs = spread()
     until(lambda: all(rref.confirmed_by_owner() for rref in rrefs), "the end of the calls that create the parameters")
     labels.clear()

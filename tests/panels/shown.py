@@ -8,7 +8,7 @@ import re
 from pictures import ask, gpipe, launch, meet, own, record, run_backward, send, tell, use, watch, world
 
 from rpcbench.panels import PANELS
-from rpcbench.telemetry.views import diff
+from rpcbench.telemetry.views import diff_views
 
 PICTURES = [name for name in PANELS if name not in ("workers", "shards")]  # drawn as SVG
 NASTY = ["notebook", "<img src=x onerror='window.hurt=1'>", "</text><script>window.hurt=1</script>", "&amp;\"'" * 20]
@@ -38,7 +38,7 @@ class Shown:
         """Send the delta to this world; gives it, as JSON would carry it."""
         self.version += 1
         view = self.kind.look(at)
-        delta = json.loads(json.dumps(diff(self.view, view)))
+        delta = json.loads(json.dumps(diff_views(self.view, view)))
         self.view = view
         self.hear({"kind": "delta", "version": self.version, "delta": delta})
 

@@ -10,13 +10,13 @@ from pictures import gpipe, send, world
 
 from rpcbench.pipeline.timeline import TRACK
 from rpcbench.telemetry.message_views import ClockOffset
-from rpcbench.telemetry.trace import IN, OUT, chrome, save
+from rpcbench.telemetry.trace import IN, OUT, chrome_trace, save_trace
 
 Event = dict[str, Any]
 
 
 def events(at: Any, phase: str, **wanted: Any) -> list[Event]:
-    found = [event for event in chrome(at)["traceEvents"] if event["ph"] == phase]
+    found = [event for event in chrome_trace(at)["traceEvents"] if event["ph"] == phase]
     return [event for event in found if all(event.get(name) == value for name, value in wanted.items())]
 
 
@@ -74,11 +74,11 @@ def test_all_members_are_on_one_clock() -> None:
 def test_members_have_their_names_and_the_file_is_json(tmp_path: Path) -> None:
     at = called()
     at[1]["left_out"] = 4
-    saved = json.loads(save(at, tmp_path / "trace.json").read_text())
-    assert saved == json.loads(json.dumps(chrome(at))) and saved["otherData"] == {"left_out": {"worker1": 4}}
+    saved = json.loads(save_trace(at, tmp_path / "trace.json").read_text())
+    assert saved == json.loads(json.dumps(chrome_trace(at))) and saved["otherData"] == {"left_out": {"worker1": 4}}
     names = {e["pid"]: e["args"]["name"] for e in saved["traceEvents"] if e["name"] == "process_name"}
     assert names == {0: "notebook", 1: "worker1", 2: "worker2"}
 
 
 def test_a_world_where_nothing_happened_is_an_empty_trace() -> None:
-    assert [e for e in chrome(world(1))["traceEvents"] if e["ph"] != "M"] == []
+    assert [e for e in chrome_trace(world(1))["traceEvents"] if e["ph"] != "M"] == []

@@ -9,12 +9,18 @@ from xml.etree import ElementTree
 import pytest
 from pictures import meet, send, world
 
-from rpcbench.telemetry.message_views import ClockOffset, Straggler, began_since, collectives_view, messages_view
-from rpcbench.telemetry.recording import Cleaner, Player, Record, flat
-from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.message_views import (
+    ClockOffset,
+    Straggler,
+    collectives_view,
+    drop_earlier_collectives,
+    messages_view,
+)
+from rpcbench.telemetry.recording import Cleaner, Player, Record, flatten_world
+from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.trace import FAILED, LAST, MOVES, WAITS, CollectiveTimeline, _world_since, chrome
-from rpcbench.telemetry.views import World, diff
+from rpcbench.telemetry.trace import FAILED, LAST, MOVES, WAITS, CollectiveTimeline, _world_since, chrome_trace
+from rpcbench.telemetry.views import World, diff_views
 
 
 def three() -> World:
@@ -53,7 +59,7 @@ def test_a_hang_tells_where_each_missing_member_is_and_who_calls_something_else(
         "worker3 is in all_gather #5 of tp (FSDP layers.0)",
     ]  # fmt: skip
     assert view["w.1.5"]["elsewhere"] == ["worker4 is in no collective"]
-    lines = CollectiveTimeline.of(at).summary.splitlines()
+    lines = CollectiveTimeline.from_world(at).summary.splitlines()
     assert "all_reduce(SUM) #1 of world (train.py:12) is under way; worker3, worker4 not there yet" in lines
     assert "    worker3 is in all_gather #5 of tp (FSDP layers.0)" in lines
 
@@ -65,11 +71,11 @@ def test_a_collective_whose_end_is_not_known_ends_no_earlier_than_its_last_membe
     view = collectives_view(at)
     assert (the(at)["state"], the(at)["end_known"]) == ("done", False)
     assert [view["entries"][f"{key}/{id_}"]["end"] for id_ in (1, 2)] == [10.5, 10.5]
-    assert "1 of 1 began while nobody watched: their ends are not known" in CollectiveTimeline.of(at).summary
+    assert "1 of 1 began while nobody watched: their ends are not known" in CollectiveTimeline.from_world(at).summary
 
 
 def test_who_cost_most_is_named_first() -> None:
-    timeline = CollectiveTimeline.of(three())
+    timeline = CollectiveTimeline.from_world(three())
     found = [Straggler(one.worker, round(one.seconds, 6), one.collectives) for one in timeline.stragglers]
     assert found == [Straggler(2, 1.5, 2), Straggler(1, 0.2, 1)]
     assert timeline.summary.splitlines() == [
@@ -127,14 +133,14 @@ def test_a_trace_has_the_collectives_of_its_body_and_those_under_way() -> None:
         member |= {"clock": ClockOffset(0.0, 0.0), "missed": 0, "trimmed": 0}
     numbers = [row["number"] for row in collectives_view(_world_since(at, {}, 12.05))["collectives"].values()]
     assert numbers == [4, 2, 3]
-    assert began_since(at[0], 99.0) is at[0]
+    assert drop_earlier_collectives(at[0], 99.0) is at[0]
 
 
 # ---- as a timeline
 
 
 def bars(at: World) -> list[tuple[int, str, float, float]]:
-    found = CollectiveTimeline.of(at).chart.bars
+    found = CollectiveTimeline.from_world(at).chart.bars
     return sorted((bar.lane, bar.mark.name, round(bar.begin, 6), round(bar.end, 6)) for bar in found)
 
 
@@ -150,7 +156,7 @@ def test_what_is_under_way_waits_until_now_and_what_failed_is_marked_so() -> Non
     at = world(2)
     meet(at, 1, {1: 10.0}, 12.0, failed=True)
     meet(at, 2, {1: 13.0}, None)
-    timeline = CollectiveTimeline.of(at, now=20.0)
+    timeline = CollectiveTimeline.from_world(at, now=20.0)
     assert [(bar.mark, bar.begin, bar.end, bar.running) for bar in timeline.chart.bars] == [
         (FAILED, 10.0, 12.0, False), (WAITS, 13.0, 20.0, True),
     ]  # fmt: skip
@@ -161,7 +167,7 @@ def test_what_is_under_way_waits_until_now_and_what_failed_is_marked_so() -> Non
 
 
 def test_the_text_has_a_lane_for_each_worker() -> None:
-    said = CollectiveTimeline.of(three()).text(70).splitlines()
+    said = CollectiveTimeline.from_world(three()).text(70).splitlines()
     lanes = {line.partition("│")[0].strip(): line.partition("│")[2] for line in said if "│" in line}
     assert set(lanes) == {"worker1", "worker2", "worker3"}
     assert LAST.fill in lanes["worker2"] and LAST.fill not in lanes["worker3"] and LAST.fill in lanes["worker1"]
@@ -170,7 +176,7 @@ def test_the_text_has_a_lane_for_each_worker() -> None:
 
 
 def test_the_picture_is_one_that_pages_can_show(tmp_path: Path) -> None:
-    timeline = CollectiveTimeline.of(three())
+    timeline = CollectiveTimeline.from_world(three())
     shapes = ElementTree.fromstring(timeline.svg()).iter("{http://www.w3.org/2000/svg}rect")
     kinds = [shape.get("class") for shape in shapes]
     counts = {mark: kinds.count(f"f-{mark.colour}") for mark in (WAITS, MOVES, LAST, FAILED)}
@@ -183,10 +189,10 @@ def test_the_picture_is_one_that_pages_can_show(tmp_path: Path) -> None:
 
 
 def test_of_many_the_latest_are_drawn() -> None:
-    timeline = CollectiveTimeline.of(three(), last=1)
+    timeline = CollectiveTimeline.from_world(three(), last=1)
     assert [row["number"] for row in timeline.rows.values()] == [3] and timeline.seconds == pytest.approx(0.4)
-    assert str(CollectiveTimeline.of(world(2))) == "no collective was recorded"
-    assert CollectiveTimeline.of({}).svg().startswith("<svg")
+    assert str(CollectiveTimeline.from_world(world(2))) == "no collective was recorded"
+    assert CollectiveTimeline.from_world({}).svg().startswith("<svg")
 
 
 # ---- among messages
@@ -197,7 +203,7 @@ def test_they_stand_among_messages_in_words() -> None:
     send(at, 0, 1, "Call", 9.9, label="train")
     send(at, 1, 0, "Result", 12.5, label="train")
     meet(at, 4, {1: 14.0}, None, "barrier", shape="", bytes=0)
-    lines = text(messages_view(at)).splitlines()
+    lines = summarize_view(messages_view(at)).splitlines()
     assert lines[0] == "4 members, 2 messages, 4 collectives"
     assert [line.split("ms  ")[1] for line in lines[1:]] == [
         "notebook → worker1: call train",
@@ -220,7 +226,7 @@ def test_a_still_has_a_dot_for_each_that_came_and_a_ring_for_who_is_missing() ->
 
 
 def test_a_trace_for_perfetto_has_each_part_and_in_it_the_wait() -> None:
-    events = [event for event in chrome(three())["traceEvents"] if event.get("cat") == "collectives"]
+    events = [event for event in chrome_trace(three())["traceEvents"] if event.get("cat") == "collectives"]
     for phase in ("b", "e"):
         assert sorted((e["pid"], e["name"]) for e in events if e["ph"] == phase and "wait" in e["name"]) == [
             (1, "waits for worker2"), (1, "waits for worker2"), (2, "waits for worker1"), (3, "waits for worker1"),
@@ -235,5 +241,7 @@ def test_a_trace_for_perfetto_has_each_part_and_in_it_the_wait() -> None:
 
 def test_a_record_plays_them() -> None:
     at = three()
-    record = Record({"holds": {}, "leaves_out": []}, ((0.0, Cleaner().clean(diff({}, flat(at))), ""),))
+    record = Record(
+        {"holds": {}, "leaves_out": []}, ((0.0, Cleaner().clean_value(diff_views({}, flatten_world(at))), ""),)
+    )
     assert collectives_view(Player(record).world())["collectives"] == collectives_view(at)["collectives"]

@@ -14,14 +14,14 @@ from pictures import gpipe, launch, meet, own, record, run_backward, send, tell,
 from spoiled import DAMAGE, damaged
 
 from rpcbench.panels import PANELS
-from rpcbench.telemetry.recording import FORMAT, VERSION, Player, Record, flat, load
-from rpcbench.telemetry.views import diff
+from rpcbench.telemetry.recording import FORMAT, VERSION, Player, Record, flatten_world, load_record
+from rpcbench.telemetry.views import diff_views
 
 
 def whole() -> dict[str, Any]:
     """Two frames with rows of each table."""
     at = world(2)
-    before = flat(copy.deepcopy(at), None)
+    before = flatten_world(copy.deepcopy(at), None)
     own(at, 1, "0.1", size=8)
     use(at, 0, "0.2", "0.1", 1)
     record(at, 3, [(1, 0, 1)], {0: 0, 1: 1})
@@ -31,8 +31,8 @@ def whole() -> dict[str, Any]:
     meet(at, 1, {1: 1.0, 2: 1.5}, 2.0)
     tell(at, 1)
     launch(at, 1)
-    after = flat(at, None)
-    frames = [[0.0, diff({}, before), "begin"], [0.5, diff(before, after), ""]]
+    after = flatten_world(at, None)
+    frames = [[0.0, diff_views({}, before), "begin"], [0.5, diff_views(before, after), ""]]
     return {"format": FORMAT, "version": VERSION, "holds": {"members": 3}, "leaves_out": ["x"], "frames": frames}
 
 
@@ -43,7 +43,7 @@ def play(played: Record) -> None:
     """Look at each frame, in each panel."""
     player = Player(played)
     for at in range(len(played.frames)):
-        player.go(at)
+        player.go_to_frame(at)
         for panel in PANELS.values():
             panel.look(player.world())
     assert str(played)
@@ -51,7 +51,7 @@ def play(played: Record) -> None:
 
 def test_the_whole_one_plays(tmp_path: Path) -> None:
     (tmp_path / "lesson.json").write_text(TEXT)
-    play(load(tmp_path / "lesson.json"))
+    play(load_record(tmp_path / "lesson.json"))
 
 
 def test_one_with_an_operation_that_runs_plays(tmp_path: Path) -> None:
@@ -60,16 +60,16 @@ def test_one_with_an_operation_that_runs_plays(tmp_path: Path) -> None:
     row |= {"end": None, "held": None}  # as `StepRecord` has it
     path = tmp_path / "lesson.json"
     path.write_text(json.dumps(changed))
-    play(load(path))
+    play(load_record(path))
     row["end"] = row["begin"] + 1.0
     path.write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=r"row 's1\.w2\.3': 'held' is missing"):
-        load(path)
+        load_record(path)
 
 
 def is_refused_or_plays(path: Path) -> None:
     try:
-        found = load(path)
+        found = load_record(path)
     except ValueError as error:
         assert str(path) in str(error)
     else:
@@ -136,7 +136,7 @@ def test_it_says_where(tmp_path: Path, place: list[Any], other: Any, told: str) 
     holder[place[-1]] = other
     (tmp_path / "lesson.json").write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=f"lesson.json is damaged: {told}"):
-        load(tmp_path / "lesson.json")
+        load_record(tmp_path / "lesson.json")
     (tmp_path / "lesson.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"lesson\.json is not a record of rpcbench"):
-        load(tmp_path / "lesson.json")
+        load_record(tmp_path / "lesson.json")

@@ -110,7 +110,7 @@ def beside(agent, work):
 
     def run():
         try:
-            with current.using(agent):
+            with current.use_agent(agent):
                 work()
         except BaseException as error:  # raised again below
             errors.append(error)

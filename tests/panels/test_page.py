@@ -13,8 +13,8 @@ from pictures import own, send, use, world
 
 from benchmarks.panel_frames import CHROMIUM, FLAGS
 from rpcbench.panels import PANELS, replay
-from rpcbench.telemetry.recording import FORMAT, VERSION, Player, Record, flat
-from rpcbench.telemetry.views import diff, patch
+from rpcbench.telemetry.recording import FORMAT, VERSION, Player, Record, flatten_world
+from rpcbench.telemetry.views import diff_views, patch_view
 
 NASTY = "</script><img src=x onerror='parent.hit = 1'>&lt;\u2028"
 
@@ -26,8 +26,8 @@ def recorded(*changes, names=()):
         member["epoch"] = 1e9  # when its clock was 0
     for n, change in enumerate(changes):
         change(at)
-        sections = copy.deepcopy(flat(at))  # rows of a real world never change
-        frames.append((n / 2, diff(before, sections), names[n] if n < len(names) else ""))
+        sections = copy.deepcopy(flatten_world(at))  # rows of a real world never change
+        frames.append((n / 2, diff_views(before, sections), names[n] if n < len(names) else ""))
         before = sections
     return Record({"format": FORMAT, "version": VERSION, "holds": {}, "leaves_out": []}, tuple(frames))
 
@@ -46,11 +46,11 @@ def record():
 
 @pytest.mark.parametrize("name", PANELS)
 def test_each_frame_has_the_view_of_that_frame(record, name):
-    played, player, view = replay.played(record, PANELS[name]), Player(record), {}
+    played, player, view = replay.playback_data(record, PANELS[name]), Player(record), {}
     assert (played["seconds"], played["note"]) == (2.0, "")
     for at, frame in enumerate(json.loads(json.dumps(played))["frames"]):
-        player.go(at)
-        view = patch(view, frame["delta"])
+        player.go_to_frame(at)
+        view = patch_view(view, frame["delta"])
         assert view == json.loads(json.dumps(PANELS[name].look(player.world())))
         assert (frame["time"], frame["name"]) == (at / 2, record.frames[at][2])
     assert at == 4
@@ -58,12 +58,12 @@ def test_each_frame_has_the_view_of_that_frame(record, name):
 
 @pytest.mark.parametrize("name", PANELS)
 def test_what_workers_say_is_no_markup(record, name):
-    made = replay.page(record, PANELS[name])
+    made = replay.html_page(record, PANELS[name])
     data = re.search(r'id="record">(.*?)</script>', made)[1]
-    assert "<" not in data and json.loads(data) == json.loads(json.dumps(replay.played(record, PANELS[name])))
+    assert "<" not in data and json.loads(data) == json.loads(json.dumps(replay.playback_data(record, PANELS[name])))
     assert made.count("</script>") == 2 and "onerror" not in made.replace(data, "")
     assert re.findall(r"https?://[^\s\"']+", made) == ["http://www.w3.org/2000/svg"]
-    inside = replay.folded(record, PANELS[name])
+    inside = replay.folded_page(record, PANELS[name])
     assert inside.count("<iframe") == 1 and 'sandbox="allow-scripts"' in inside and "<img" not in inside
 
 
@@ -71,23 +71,23 @@ def test_a_long_record_leaves_frames_out_but_none_with_a_name(monkeypatch):
     changes = [lambda at, n=n: own(at, 1, f"0.{n}") for n in range(100)]
     long = recorded(*changes, names=[f"mark {n}" if n in (7, 41) else "" for n in range(100)])
     monkeypatch.setattr(replay, "MOST_FRAMES", 10)
-    played = replay.played(long, PANELS["rrefs"])
+    played = replay.playback_data(long, PANELS["rrefs"])
     assert {"mark 7", "mark 41", ""} == {frame["name"] for frame in played["frames"]}
     assert len(played["frames"]) == 13 and played["note"].startswith("87 of 100 frames are left out")
     assert len(played["frames"][-1]["delta"]["rrefs"]["set"]) > 0 and played["frames"][-1]["time"] == 49.5
     monkeypatch.setattr(replay, "MOST_BYTES", 5000)
-    shorter = replay.played(long, PANELS["rrefs"])
+    shorter = replay.playback_data(long, PANELS["rrefs"])
     assert 1 <= len(shorter["frames"]) < 13 and len(json.dumps(shorter)) < 8000
 
 
 def test_a_record_of_many_rows_has_fewer_frames(monkeypatch):
     changes = [lambda at, n=n: own(at, 1, f"0.{n}") for n in range(60)]
     monkeypatch.setattr(replay, "MOST_ROWS", 300)
-    assert len(replay.played(recorded(*changes), PANELS["rrefs"])["frames"]) <= 6
+    assert len(replay.playback_data(recorded(*changes), PANELS["rrefs"])["frames"]) <= 6
 
 
 def test_an_empty_record_is_a_page_too():
-    played = replay.played(Record({}, ()), PANELS["rrefs"])
+    played = replay.playback_data(Record({}, ()), PANELS["rrefs"])
     assert [frame["name"] for frame in played["frames"]] == ["empty"]
 
 
@@ -111,7 +111,7 @@ def test_a_static_page_of_a_notebook_plays_it_without_a_kernel(record, tmp_path)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         book = browser.new_page(viewport={"width": 1000, "height": 900})
-        book.route(re.compile("^https?:"), lambda route: route.abort())  # what nbconvert's own page asks for
+        book.route(re.compile("^https?:"), lambda route: route.abort_step())  # what nbconvert's own page asks for
         book.on("pageerror", lambda error: wrong.append(str(error)))
         book.on("request", lambda request: asked.append(request.url) if request.frame.parent_frame else None)
         book.goto((tmp_path / "book.html").as_uri(), wait_until="domcontentloaded")

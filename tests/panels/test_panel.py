@@ -18,8 +18,8 @@ from rpcbench.panels.base import MOST_STILL_BYTES, Panel, StillOutputs, still_ou
 from rpcbench.telemetry.collector import Phase
 from rpcbench.telemetry.recording import Still as StillWorld
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.trace import chrome
-from rpcbench.telemetry.views import patch, rref_view
+from rpcbench.telemetry.trace import chrome_trace
+from rpcbench.telemetry.views import patch_view, rref_view
 
 
 class Source:
@@ -88,7 +88,7 @@ def test_browsers_get_one_whole_and_then_deltas_that_add_up(rrefs, sent):
     view = opened["view"]
     for n, message in enumerate(deltas(sent), start=opened["version"] + 1):
         assert message["version"] == n
-        view = patch(view, message["delta"])
+        view = patch_view(view, message["delta"])
     assert view == rref_view(at)
     assert updates(sent) == []
     assert set(deltas(sent)[-1]["delta"]["rrefs"]["set"]) == {"0.4"}
@@ -101,8 +101,8 @@ def test_what_stands_still_is_there_before_anybody_publishes_it(sent):
     try:
         assert made.view == rref_view(at) and "0.0" in str(made)
         opened = next(data["state"]["state"] for _, data in sent if "state" in data.get("state", {}))
-        assert made.show(at), "browsers draw the first version that is sent"
-        assert patch(opened["view"], deltas(sent)[-1]["delta"]) == rref_view(at)
+        assert made.show_world(at), "browsers draw the first version that is sent"
+        assert patch_view(opened["view"], deltas(sent)[-1]["delta"]) == rref_view(at)
     finally:
         made.close()
 
@@ -127,7 +127,7 @@ def test_a_browser_that_opens_later_gets_the_present_view(rrefs, sent):
     assert rrefs.get_state()["state"] == present
     rrefs.comm.handle_msg({"content": {"data": {"method": "request_state"}}, "buffers": []})
     assert updates(sent)[-1]["state"] == present
-    rrefs.send_whole()
+    rrefs.send_whole_view()
     assert updates(sent)[-1] == {"state": present}
 
 
@@ -187,7 +187,7 @@ def test_a_panel_moves_by_itself(sent):
 def test_a_panel_exports_what_its_source_holds(rrefs, tmp_path):
     gpipe(rrefs._source.at, 0, 2, 3, 100.0)
     saved = json.loads(rrefs.export(tmp_path / "trace.json").read_text())
-    assert saved == json.loads(json.dumps(chrome(rrefs._source.at)))
+    assert saved == json.loads(json.dumps(chrome_trace(rrefs._source.at)))
     assert sum(event["ph"] == "X" for event in saved["traceEvents"]) == 12
 
 
@@ -242,7 +242,7 @@ def stills(monkeypatch, rrefs):
     monkeypatch.setattr("IPython.display.DisplayHandle", Handles)
     made, shell = StillOutputs(), Shell()
     monkeypatch.setattr("rpcbench.panels.base.STILLS", made)
-    made.add(rrefs, shell)
+    made.add_panel(rrefs, shell)
     return shell
 
 

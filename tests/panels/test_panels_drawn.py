@@ -9,7 +9,7 @@ from pictures import gpipe, own, record, world
 from shown import NASTY, PICTURES, busy_world, settled
 
 from rpcbench.panels import PANELS
-from rpcbench.telemetry.views import diff, rref_view
+from rpcbench.telemetry.views import diff_views, rref_view
 
 pytestmark = pytest.mark.browser
 
@@ -77,7 +77,7 @@ def test_after_a_gap_the_picture_waits_for_the_next_whole(show):
     at = world(2)
     shown = show("rrefs", at)
     own(at, 1, "0.0")
-    missed = diff(shown.view, rref_view(at))
+    missed = diff_views(shown.view, rref_view(at))
     shown.hear({"kind": "delta", "version": 3, "delta": missed})
     assert shown.count(".rb-row") == 0
     shown.whole(3, rref_view(at))

@@ -80,7 +80,7 @@ def publisher():
     made = PanelFeed(period=0.01, heal=1000.0)
     yield made
     for entry in list(made._entries.values()):
-        made.close(entry.viewer)
+        made.close_viewer(entry.viewer)
     ended(made)
 
 
@@ -107,9 +107,9 @@ def test_pictures_keep_their_pace_however_fast_the_world_changes():
 
     publisher, source, viewer = PanelFeed(period=0.05), Restless(), Watcher()
     began = time.monotonic()
-    publisher.open(viewer, source)
+    publisher.open_viewer(viewer, source)
     viewer.until(lambda: len(viewer.seen) >= 5)
-    publisher.close(viewer)
+    publisher.close_viewer(viewer)
     assert time.monotonic() - began >= 4 * 0.05
 
 

@@ -11,7 +11,7 @@ import pytest
 from pictures import own, use, world
 from shown import busy_world
 
-from rpcbench.telemetry.views import diff, rref_view
+from rpcbench.telemetry.views import diff_views, rref_view
 
 pytestmark = pytest.mark.browser
 
@@ -298,7 +298,9 @@ def test_a_thousand_rrefs_that_change_stay_above_ten_frames_a_second(show):
     for i in range(20):
         own(at, 1 + i % 3, f"0.{6 * i + 2 * (i % 3)}", "Changed", made=5.0)
         view = rref_view(at)
-        versions.append({"kind": "delta", "version": 2 + i, "delta": json.loads(json.dumps(diff(shown.view, view)))})
+        versions.append(
+            {"kind": "delta", "version": 2 + i, "delta": json.loads(json.dumps(diff_views(shown.view, view)))}
+        )
         shown.view = view
     took = shown.page.evaluate(
         """async ([index, versions]) => {

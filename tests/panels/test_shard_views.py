@@ -9,11 +9,11 @@ from pictures import shard, watch, world
 
 from rpcbench.base.errors import format_bytes
 from rpcbench.telemetry.record_schema import check_delta
-from rpcbench.telemetry.recording import flat
-from rpcbench.telemetry.shard_views import block, held, place, shards_view
-from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.recording import flatten_world
+from rpcbench.telemetry.shard_views import block_in_box, block_words, element_coordinates, shards_view
+from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.views import diff
+from rpcbench.telemetry.views import diff_views
 
 
 def words(view):
@@ -34,7 +34,7 @@ def words(view):
     ],
 )
 def test_a_block_in_words(offset, count, shape, said):
-    assert held(offset, count, shape) == said
+    assert block_words(offset, count, shape) == said
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_a_block_in_words(offset, count, shape, said):
     ],
 )
 def test_where_a_block_stands_in_its_box(offset, count, shape, box):
-    assert block(offset, count, shape) == box
+    assert block_in_box(offset, count, shape) == box
 
 
 def test_places_and_sizes():
-    assert [place(index, [2, 3]) for index in (0, 4, 5)] == [[0, 0], [1, 1], [1, 2]]
+    assert [element_coordinates(index, [2, 3]) for index in (0, 4, 5)] == [[0, 0], [1, 1], [1, 2]]
     sizes = ["0 B", "999 B", "4.1 kB", "2.5 MB", "70.0 TB"]
     assert [format_bytes(count) for count in (0, 999, 4096, 2_500_000, 7 * 10**13)] == sizes
 
@@ -141,7 +141,7 @@ def test_as_text_and_as_a_picture():
     for worker in (1, 2):
         watch(at, worker, worker - 1, 2, most=192)
     view = shards_view(at)
-    assert text(view).splitlines() == [
+    assert summarize_view(view).splitlines() == [
         "3 members, 1 watched model",
         "  model, Net: 2 parameters; unsharded 432 B parameters",
         "    DeviceMesh dp=2: ranks 0, 1",
@@ -165,7 +165,7 @@ def test_rows_fit_the_schema_of_records():
     for worker in (1, 2):
         watch(at, worker, worker - 1, 2)
         at[worker] |= {"clock": []}
-    delta = json.loads(json.dumps(diff({}, flat(at))))
+    delta = json.loads(json.dumps(diff_views({}, flatten_world(at))))
     assert {"1 models", "2 shards"} <= delta.keys()
     check_delta(delta, "frame 0")
     delta["1 shards"]["set"]["model/up.weight"]["size"] = "wide"

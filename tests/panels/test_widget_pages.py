@@ -48,7 +48,7 @@ def embed(page):
             route.fulfill(status=204)
         else:
             wrong.append(f"request to {route.request.url}")
-            route.abort()
+            route.abort_step()
 
     fresh.route("**/*", answer)
 
@@ -67,7 +67,7 @@ def embed(page):
 def test_the_last_picture_of_a_panel_is_there(embed, name):
     panel = PANELS[name](Still(busy_world(["notebook", "ada", "grace", "edsger"])))
     try:
-        panel.show(panel._source.world())
+        panel.show_world(panel._source.world())
         drawn = embed(panel).locator(".rb-panel")
         drawn.wait_for()
         drawn.get_by_text("ada").first.wait_for(state="attached")

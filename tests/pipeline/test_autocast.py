@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from rpcbench.pipeline import PipelineError
-from rpcbench.pipeline.microbatch import cut
+from rpcbench.pipeline.microbatch import split_batch
 from rpcbench.pipeline.stage import ForwardContext, PrecisionConfig
 from rpcbench.runtime.agent import Agent
 
@@ -42,7 +42,7 @@ def forward(whole: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def backward(whole: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     losses = []
-    for inputs, targets in zip(cut(x, 4), cut(y, 4), strict=True):
+    for inputs, targets in zip(split_batch(x, 4), split_batch(y, 4), strict=True):
         loss, share = single(forward(whole, inputs).float(), targets), len(inputs) / len(x)
         (loss * share).backward()
         losses.append(loss.item() * share)
@@ -50,7 +50,7 @@ def backward(whole: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def test_low_precision_tensors_in_any_output_reach_the_loss_in_single_precision() -> None:
-    judged = ForwardContext(PrecisionConfig(LOW), []).for_loss
+    judged = ForwardContext(PrecisionConfig(LOW), []).output_for_loss
     low, count = torch.ones(2, dtype=LOW), torch.ones(2, dtype=torch.long)
     found = judged({"logits": low, "more": (low, [count]), "none": None})
     assert found["logits"].dtype == found["more"][0].dtype == torch.float32
@@ -81,9 +81,10 @@ def test_autocast_training_and_evaluation_equal_those_of_one_process(agents: lis
         assert pipe.step(*batch(seed)).loss == loss
     x, y = batch()
     with torch.no_grad():
-        assert torch.equal(pipe.predict(x), torch.cat([forward(whole, part) for part in cut(x, 4)]))
+        assert torch.equal(pipe.predict(x), torch.cat([forward(whole, part) for part in split_batch(x, 4)]))
         wanted = sum(
-            single(forward(whole, a).float(), b).item() * len(a) for a, b in zip(cut(x, 4), cut(y, 4), strict=True)
+            single(forward(whole, a).float(), b).item() * len(a)
+            for a, b in zip(split_batch(x, 4), split_batch(y, 4), strict=True)
         )
     assert pipe.evaluate(x, y)["loss"] == pytest.approx(wanted / 29, rel=1e-12)
     state: dict[str, Any] = pipe.state_dict()

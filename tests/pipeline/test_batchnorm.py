@@ -89,7 +89,7 @@ def test_deferred_batch_norm_handles_images_and_means_far_from_zero() -> None:
     x = torch.randn(11, 3, 5, 4) + 1000
     whole.double()(x.double())
     deferred = Deferred([parts])
-    with deferred.step(), deferred.counting(first=True):
+    with deferred.step_scope(), deferred.forward_scope(first=True):
         for part in x.split(4):
             parts(part)
     wanted = {name: tensor.to(parts.state_dict()[name].dtype) for name, tensor in whole.state_dict().items()}

@@ -261,12 +261,14 @@ def test_a_step_counts_though_the_checkpoint_after_it_fails(
         raise OSError("no space left on device")
 
     pipe = pipeline(checkpoint=tmp_path, checkpoint_every=1)
-    monkeypatch.setattr(optimizer_files, "publish", full)
+    monkeypatch.setattr(optimizer_files, "publish_manifest", full)
     with pipe.batch(*batch(0)) as made:
         with pytest.raises(OSError, match="no space left") as told:
             made.apply(last=True)
         assert told.value.__notes__ == ["optimizer step 1 is done; the checkpoint after it failed"]
-        assert made.applied and len(made._told) == 2  # so that no worker is asked to release what it has released
+        assert (
+            made.applied and len(made._released_ids) == 2
+        )  # so that no worker is asked to release what it has released
     assert pipe.optimizer_step == 1
 
 

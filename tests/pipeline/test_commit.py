@@ -28,7 +28,7 @@ from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, driver, s
 from rpcbench.pipeline import stage as stage_
 from rpcbench.pipeline.driver import StepDriver
 from rpcbench.pipeline.exchange import DECISION, VOTE, Slot, Slots
-from rpcbench.pipeline.execution import stop as stop_step
+from rpcbench.pipeline.execution import abort_step as stop_step
 from rpcbench.pipeline.mailboxes import CommitProtocol, Mailbox
 from rpcbench.rpc import rpc_sync
 from rpcbench.runtime import current
@@ -44,7 +44,7 @@ class Post:
 
     def __init__(self, posts: dict[int, Post]) -> None:
         self.slots, self._posts = Slots(), posts
-        self.take = self.slots.take
+        self.take = self.slots.take_values
 
     def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
         self._posts[slot.microbatch].slots.put(slot, lambda: values)
@@ -62,14 +62,14 @@ def test_no_worker_passes_a_commit_before_all_have_reached_it(accords: dict[int,
     with ThreadPoolExecutor(3) as pool:
         for last in IDS:
             step = 10 + last
-            early = [pool.submit(accords[id_][0].reach, step) for id_ in IDS if id_ != last]
+            early = [pool.submit(accords[id_][0].wait_for_commit, step) for id_ in IDS if id_ != last]
             time.sleep(0.05)  # there is no event for the beginning of their wait
             assert not any(future.done() for future in early)
-            accords[last][0].reach(step)
+            accords[last][0].wait_for_commit(step)
             assert [future.result(10) for future in early] == [None, None]
-            assert [slots.abort(step, "too late") for _, slots in accords.values()] == [False] * 3
+            assert [slots.abort_step(step, "too late") for _, slots in accords.values()] == [False] * 3
             for _, slots in accords.values():
-                slots.finish(step)
+                slots.finish_step(step)
                 assert len(slots) == 0
 
 
@@ -77,13 +77,13 @@ def test_a_step_that_the_coordinator_has_aborted_is_committed_nowhere(
     accords: dict[int, tuple[CommitProtocol, Slots]],
 ) -> None:
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(accords[id_][0].reach, 1) for id_ in IDS[1:]]
-        assert accords[4][1].abort(1, "enough")
+        waiting = [pool.submit(accords[id_][0].wait_for_commit, 1) for id_ in IDS[1:]]
+        assert accords[4][1].abort_step(1, "enough")
         with pytest.raises(PipelineError, match="enough"):
-            accords[4][0].reach(1)
+            accords[4][0].wait_for_commit(1)
         assert not any(future.done() for future in waiting)
         for id_ in IDS[1:]:
-            assert accords[id_][1].abort(1, "so it was")
+            assert accords[id_][1].abort_step(1, "so it was")
         for future in waiting:
             with pytest.raises(PipelineError, match="so it was"):
                 future.result(10)
@@ -92,49 +92,49 @@ def test_a_step_that_the_coordinator_has_aborted_is_committed_nowhere(
 def test_an_aborted_step_is_not_committed_although_its_decision_has_arrived() -> None:
     slots = Slots()
     slots.put(Slot(1, DECISION, 0, 7, 4), lambda: (None,))
-    assert slots.abort(1, "enough")
+    assert slots.abort_step(1, "enough")
     with pytest.raises(PipelineError, match="enough"):
-        slots.agree(1)
-    slots.agree(2)
-    assert not slots.abort(2, "too late") and slots.abort(3, "in time")
+        slots.commit_step(1)
+    slots.commit_step(2)
+    assert not slots.abort_step(2, "too late") and slots.abort_step(3, "in time")
     slots.close("worker4 has gone")
-    assert slots.abort(4, "nobody goes on")
+    assert slots.abort_step(4, "nobody goes on")
     with pytest.raises(WorkerLostError, match="worker4 has gone"):
-        slots.agree(4)
+        slots.commit_step(4)
 
 
 def test_a_worker_that_has_voted_hears_the_decision_although_a_third_one_is_lost() -> None:
     slots = Slots()
-    slots.vote(1)
+    slots.record_vote(1)
     slots.close("worker4 has gone", in_doubt=False)
     slots.put(decision := Slot(1, DECISION, 0, 7, 4), lambda: ("O",))
-    assert slots.take(decision) == ("O",)
-    slots.agree(1)
-    slots.finish(1)
-    for begins in slots.vote, slots.agree, slots.check:
+    assert slots.take_values(decision) == ("O",)
+    slots.commit_step(1)
+    slots.finish_step(1)
+    for begins in slots.record_vote, slots.commit_step, slots.check_step:
         with pytest.raises(WorkerLostError, match="step 2 was aborted: worker4 has gone"):
             begins(2)
 
 
 def test_the_loss_of_a_process_that_decides_ends_a_step_in_doubt() -> None:
     slots = Slots()
-    slots.vote(1)
+    slots.record_vote(1)
     slots.close("worker4 has gone", in_doubt=False)
     slots.close("worker1 has gone")
     with pytest.raises(WorkerLostError, match="worker1 has gone"):
-        slots.take(Slot(1, DECISION, 0, 7, 4))
+        slots.take_values(Slot(1, DECISION, 0, 7, 4))
 
 
 def test_an_abort_ends_a_step_in_doubt_and_no_worker_votes_after_a_loss() -> None:
     slots, other = Slots(), Slots()
-    slots.vote(1)
+    slots.record_vote(1)
     slots.close("worker4 has gone", in_doubt=False)
-    assert slots.abort(1, "enough")
+    assert slots.abort_step(1, "enough")
     with pytest.raises(PipelineError, match="enough"):
-        slots.take(Slot(1, DECISION, 0, 7, 4))
+        slots.take_values(Slot(1, DECISION, 0, 7, 4))
     other.close("worker4 has gone", in_doubt=False)
     with pytest.raises(WorkerLostError, match="worker4 has gone"):
-        other.vote(1)
+        other.record_vote(1)
 
 
 # -- in a pipeline
@@ -266,7 +266,7 @@ def test_a_step_is_aborted_or_applied_on_all_workers_if_ctrl_c_comes_while_it_is
 ) -> None:
     """Ctrl-C comes when a worker has got the step, and before the driver has recorded that."""
     pipe, plain = pipeline(optimizer=SGD), pipeline(optimizer=SGD)
-    ask, asked = pipe.worker_group.steps._ask, []
+    ask, asked = pipe.worker_group.steps._call_worker, []
 
     def interrupted(*what: Any) -> Any:
         answer = ask(*what)
@@ -278,7 +278,7 @@ def test_a_step_is_aborted_or_applied_on_all_workers_if_ctrl_c_comes_while_it_is
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipe.worker_group.steps, "_ask", interrupted)
+        patch.setattr(pipe.worker_group.steps, "_call_worker", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pipe.step(*data(24))
     same(pipe.state_dict(), plain.state_dict() if pipe.optimizer_step == 0 else stepped(plain))
@@ -312,7 +312,7 @@ def interrupted_at_its_end(reports: Any) -> Any:
 
 
 def test_a_step_fails_at_once_if_the_coordinator_cannot_send_its_decision(agents: list[Agent]) -> None:
-    send = Mailbox.send
+    send = Mailbox.send_values
 
     def fails(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
         if slot.kind == DECISION:
@@ -321,7 +321,7 @@ def test_a_step_fails_at_once_if_the_coordinator_cannot_send_its_decision(agents
 
     pipe = pipeline(optimizer=SGD)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Mailbox, "send", fails)
+        patch.setattr(Mailbox, "send_values", fails)
         with pytest.raises(
             (OSError, PipelineError), match="on purpose"
         ):  # from the coordinator, or passed on to the other worker
@@ -334,7 +334,7 @@ class FailsFirst(torch.optim.SGD):
     """Fails on the first worker."""
 
     def step(self, closure: Any = None) -> Any:
-        if current.current().name == "worker1":
+        if current.current_agent().name == "worker1":
             _reached.set()
             raise ArithmeticError("on purpose")
         return super().step(closure)
@@ -345,7 +345,7 @@ def test_a_worker_that_receives_the_decision_late_still_steps(
 ) -> None:
     """The first worker has failed by then, and the driver knows it."""
     _reached.clear()
-    take = Mailbox.take
+    take = Mailbox.receive_values
 
     def late(self: Mailbox, slot: Slot) -> Any:
         if slot.kind == DECISION:
@@ -353,7 +353,7 @@ def test_a_worker_that_receives_the_decision_late_still_steps(
             time.sleep(0.2)  # there is no event here for the driver's reaction
         return take(self, slot)
 
-    monkeypatch.setattr(Mailbox, "take", late)
+    monkeypatch.setattr(Mailbox, "receive_values", late)
     pipe = pipeline(optimizer=(FailsFirst, SGD[1]))
     with pytest.raises(ArithmeticError, match="on purpose") as caught:
         pipe.step(*data(24))
@@ -400,7 +400,7 @@ def test_a_batch_cannot_be_used_after_its_step(agents: list[Agent]) -> None:
 def dies_at(kind: int, before: bool, sign: str) -> None:
     """Make this process end when it sends a commit message of this kind, before or after the message has gone out. A
     decision is then committed by the other worker."""
-    send = Mailbox.send
+    send = Mailbox.send_values
 
     def watched(self: Mailbox, slot: Slot, values: tuple[Any, ...]) -> None:
         if slot.kind == kind and before:
@@ -411,12 +411,12 @@ def dies_at(kind: int, before: bool, sign: str) -> None:
         if slot.kind == kind:
             die(sign)
 
-    Mailbox.send = watched  # type: ignore[method-assign]
+    Mailbox.send_values = watched  # type: ignore[method-assign]
 
 
 def commits() -> list[int]:
     """The latest steps that were committed on this worker."""
-    return [worker.slots._committed for worker in current.current().part(stage_._Directory).workers.values()]
+    return [worker.slots._committed for worker in current.current_agent().part(stage_._Directory).workers.values()]
 
 
 BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)
@@ -479,7 +479,7 @@ def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
     monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.5)
     _gate.clear()
     _reached.clear()
-    answers, abort = threading.Event(), Slots.abort
+    answers, abort = threading.Event(), Slots.abort_step
     net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
     pipe = pipeline(net, optimizer=SGD, microbatches=1)
     (first,) = agents[1].part(stage_._Directory).workers.values()
@@ -493,7 +493,7 @@ def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
         until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
         _thread.interrupt_main()
 
-    monkeypatch.setattr(Slots, "abort", silent)
+    monkeypatch.setattr(Slots, "abort_step", silent)
     with ThreadPoolExecutor(1) as pool:
         interrupting = pool.submit(interrupt)
         try:
@@ -504,7 +504,8 @@ def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
                 event.set()
                 if event is answers and not agrees:
                     until(
-                        lambda: first.slots.aborted(pipe.worker_group.steps._current_step), "the step to be ended there"
+                        lambda: first.slots.is_aborted(pipe.worker_group.steps._current_step),
+                        "the step to be ended there",
                     )
                 elif agrees and event is _gate:
                     until(lambda: first.slots._committed == pipe.worker_group.steps._current_step, "it to agree")
@@ -514,7 +515,7 @@ def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
         interrupting.result(20)
     if not agrees:  # the other worker ends its wait too, without another request
         (second,) = agents[2].part(stage_._Directory).workers.values()
-        until(lambda: second.slots.aborted(pipe.worker_group.steps._current_step), "the other one to wait no more")
+        until(lambda: second.slots.is_aborted(pipe.worker_group.steps._current_step), "the other one to wait no more")
     assert pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == 1 + agrees
 
 
@@ -527,7 +528,7 @@ def test_a_coordinator_whose_answer_is_lost_is_asked_again(
     net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
     pipe = pipeline(net, optimizer=SGD, microbatches=1)
     (second,) = agents[2].part(stage_._Directory).workers.values()
-    ask, losses = pipe.worker_group.steps._ask, [ConnectionLostError("on purpose")]
+    ask, losses = pipe.worker_group.steps._call_worker, [ConnectionLostError("on purpose")]
 
     def loses_one(id_: int, function: Any, *args: Any) -> Any:
         if function is not stop_step or not losses:
@@ -541,13 +542,15 @@ def test_a_coordinator_whose_answer_is_lost_is_asked_again(
         until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
         _thread.interrupt_main()
 
-    monkeypatch.setattr(pipe.worker_group.steps, "_ask", loses_one)
+    monkeypatch.setattr(pipe.worker_group.steps, "_call_worker", loses_one)
     with ThreadPoolExecutor(1) as pool:
         interrupting = pool.submit(interrupt)
         try:
             with pytest.raises(KeyboardInterrupt):
                 pipe.step(*data(24))
-            until(lambda: second.slots.aborted(pipe.worker_group.steps._current_step), "the other one to wait no more")
+            until(
+                lambda: second.slots.is_aborted(pipe.worker_group.steps._current_step), "the other one to wait no more"
+            )
             assert not losses
         finally:
             _gate.set()

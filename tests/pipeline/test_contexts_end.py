@@ -28,7 +28,7 @@ class Asks(nn.Module):
     """A stage that calls a worker outside the pipeline, as it would call a parameter server."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        current.current().call("worker3", look, (1,)).wait()
+        current.current_agent().call("worker3", look, (1,)).wait()
         return x
 
 
@@ -36,7 +36,7 @@ class InTurn(torch.optim.SGD):
     """Steps on the second worker only after the first one has released its part of the context."""
 
     def step(self, closure: Any = None) -> Any:
-        agent: Agent = current.current()
+        agent: Agent = current.current_agent()
         if agent.name == "worker2":
             assert _first.wait(20)
             assert agent.call("worker3", look, (1,)).wait() == 1  # after the messages of that release
@@ -45,7 +45,7 @@ class InTurn(torch.optim.SGD):
 
 class Fails(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
-        if current.current().name == "worker2":
+        if current.current_agent().name == "worker2":
             raise ArithmeticError("no step")
         return super().step(closure)
 

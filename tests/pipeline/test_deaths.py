@@ -94,7 +94,7 @@ def parameters(cluster: Cluster, pipe: Pipeline, name: str) -> dict[str, torch.T
     for each in pipe.stages:
         if each.worker == name:
             own = cluster.rpc_sync(name, state, (pipe.worker_group.modules[each.index],))
-            found.update({each.key(key): tensor for key, tensor in own.items()})
+            found.update({each.unsplit_name(key): tensor for key, tensor in own.items()})
     return found
 
 
@@ -109,14 +109,14 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> b
 def leftovers(workers: list[Any]) -> list[str]:
     """Return the leftovers of a step on this worker: contexts, slots, and steps that still hold activations."""
     gc.collect()
-    contexts = [str(key) for key in current.current().tables()["contexts"]]
+    contexts = [str(key) for key in current.current_agent().tables()["contexts"]]
     slots = [str(len(worker.local_value().slots)) for worker in workers if len(worker.local_value().slots)]
     return contexts + slots + [type(each).__name__ for each in gc.get_objects() if type(each) is StepExecution]
 
 
 def rrefs() -> int:
     gc.collect()
-    return sum(len(current.current().tables()[table]) for table in ("owned", "users"))
+    return sum(len(current.current_agent().tables()[table]) for table in ("owned", "users"))
 
 
 def check_survivor(cluster: Cluster, pipe: Pipeline, name: str, expected: dict[str, torch.Tensor]) -> None:
@@ -167,13 +167,13 @@ def test_an_error_names_the_operation_in_which_a_worker_was_killed(
 
 def dies_having_sent(turn: int, sign: str) -> None:
     """Make this process end right after its `turn`-th message to a neighbour has gone out."""
-    send, turns = Mailbox.send, Turns(turn, sign)
+    send, turns = Mailbox.send_values, Turns(turn, sign)
 
     def counted(self: Mailbox, *args: Any) -> None:
         send(self, *args)
         turns.take()
 
-    Mailbox.send = counted  # type: ignore[method-assign]
+    Mailbox.send_values = counted  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("name", "turn", "at"), [("worker1", 3, "F2 of stage 0"), ("worker2", 2, "B1 of stage 1")])
@@ -202,8 +202,8 @@ class Holds(nn.Module):
 
 
 def is_waiting() -> bool:
-    running = [row["step"] for row in current.current().tables()["steps"].values() if row["state"] == "running"]
-    places = [worker.record.place for worker in current.current().part(stage._Directory).workers.values()]
+    running = [row["step"] for row in current.current_agent().tables()["steps"].values() if row["state"] == "running"]
+    places = [worker.record.last_position for worker in current.current_agent().part(stage._Directory).workers.values()]
     return any(place.step in running and place.doing is WorkerPhase.WAITS for place in places)
 
 
@@ -255,7 +255,7 @@ class Fatal(torch.optim.SGD):
         self.what, self.worker, self.turn, self.sign = what, worker, turn, sign
 
     def step(self, closure: Any = None) -> Any:
-        if next(self.steps) == self.turn and current.current().name == self.worker:
+        if next(self.steps) == self.turn and current.current_agent().name == self.worker:
             if "after" in self.what:
                 super().step(closure)
             if "raise" in self.what:
@@ -341,7 +341,7 @@ def test_a_worker_restarted_between_two_steps_has_lost_its_stage(cluster: Cluste
 
 def hear_of_an_end(name: str, reason: str) -> None:
     """Tell this worker's pipelines of the end of an earlier process of another worker, as a late thread does."""
-    agent = current.current()
+    agent = current.current_agent()
     agent.part(_Directory)._member_changed("left", agent.member(name), reason)
 
 
@@ -350,7 +350,7 @@ def test_a_loss_is_reported_as_such_although_the_launcher_takes_long_to_explain_
 ) -> None:
     pipe, doubts = pipeline(cluster), threading.Event()
     pipe.step(*data())
-    table, await_gone = cluster.agent.member_table, failures.ProcessWatch.await_gone
+    table, await_gone = cluster.agent.member_table, failures.ProcessWatch.wait_for_lost_workers
     explain, worker2 = table.explain, cluster.agent.member("worker2").id
 
     def late(name: str, reason: str) -> str:
@@ -362,7 +362,7 @@ def test_a_loss_is_reported_as_such_although_the_launcher_takes_long_to_explain_
         doubts.set()
         return await_gone(watch, error)
 
-    monkeypatch.setattr(failures.ProcessWatch, "await_gone", doubting)
+    monkeypatch.setattr(failures.ProcessWatch, "wait_for_lost_workers", doubting)
     monkeypatch.setattr(table, "explain", late)
     os.kill(cluster.pid("worker2"), signal.SIGKILL)
     until(lambda: cluster.agent._peers.find(worker2) is None)  # so the request of the step fails

@@ -15,8 +15,8 @@ from worlds import until
 
 from rpcbench.pipeline import Pipeline, split, stage
 from rpcbench.pipeline import execution as execution_
-from rpcbench.pipeline.gradient_sums import EngineSums, Sums, summable
-from rpcbench.pipeline.ops import Ops, parse
+from rpcbench.pipeline.gradient_sums import EngineSums, Sums, summable_stages
+from rpcbench.pipeline.ops import Ops, parse_ops
 from rpcbench.runtime.agent import Agent
 
 
@@ -37,16 +37,16 @@ class Sometimes(nn.Module):
 def test_engine_sums_equal_sums_one_by_one_to_the_last_bit(positive: list[bool]) -> None:
     net = Sometimes()
     own = list(net.parameters())
-    one_by_one, engine = Sums({0: own}, {}), EngineSums(summable({0: own}))
+    one_by_one, engine = Sums({0: own}, {}), EngineSums(summable_stages({0: own}))
     for number, sign in enumerate(positive):
         value = torch.rand(4, 3, generator=torch.Generator().manual_seed(number)) * (1 if sign else -1)
         value.requires_grad_()
         back = torch.rand(4, 3, generator=torch.Generator().manual_seed(number + 99))
         wanted, *gradients = torch.autograd.grad([net(value)], [value, *own], [back], allow_unused=True)
-        one_by_one.add(0, gradients)
-        (found,) = engine.add(0, [net(value)], [back], [value])
+        one_by_one.add_gradients(0, gradients)
+        (found,) = engine.add_microbatch(0, [net(value)], [back], [value])
         assert found is not None and torch.equal(found, wanted)
-    sums, wanted_sums = dict(engine.leaves()), dict(one_by_one.leaves())
+    sums, wanted_sums = dict(engine.summed_leaves()), dict(one_by_one.summed_leaves())
     assert sums.keys() == wanted_sums.keys() and all(torch.equal(sums[p], wanted_sums[p]) for p in sums)
     assert all(param.grad is None for param in own)
 
@@ -54,13 +54,13 @@ def test_engine_sums_equal_sums_one_by_one_to_the_last_bit(positive: list[bool])
 def test_engine_sums_restore_grad_and_do_not_include_it() -> None:
     own = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     own[0].grad = before = torch.full((2,), 5.0)
-    engine = EngineSums(summable({0: own}))
+    engine = EngineSums(summable_stages({0: own}))
     for _ in range(2):
-        engine.add(0, [own[0] * own[1]], [torch.ones(2)], [])
+        engine.add_microbatch(0, [own[0] * own[1]], [torch.ones(2)], [])
         assert own[0].grad is before and own[1].grad is None and before.tolist() == [5, 5]
-    assert [gradient.tolist() for _, gradient in engine.leaves()] == [[2, 2]] * 2
+    assert [gradient.tolist() for _, gradient in engine.summed_leaves()] == [[2, 2]] * 2
     with pytest.raises(ZeroDivisionError):
-        engine.add(0, [divided(own[0])], [torch.ones(2)], [])
+        engine.add_microbatch(0, [divided(own[0])], [torch.ones(2)], [])
     assert own[0].grad is before and own[1].grad is None and before.tolist() == [5, 5]
 
 
@@ -72,9 +72,12 @@ def divided(value: Tensor) -> Tensor:
 
 def test_a_backward_without_outputs_gives_no_gradients() -> None:
     value, own = torch.ones(2, requires_grad=True), [nn.Parameter(torch.ones(2))]
-    engine = EngineSums(summable({0: own, 1: []}))
-    assert engine.add(0, [], [], [value]) == [None] and engine.add(1, [value * 2], [torch.ones(2)], []) == []
-    assert engine.leaves() == [] and value.grad is None
+    engine = EngineSums(summable_stages({0: own, 1: []}))
+    assert (
+        engine.add_microbatch(0, [], [], [value]) == [None]
+        and engine.add_microbatch(1, [value * 2], [torch.ones(2)], []) == []
+    )
+    assert engine.summed_leaves() == [] and value.grad is None
 
 
 class Own(nn.Parameter):
@@ -86,13 +89,13 @@ def test_only_stages_with_plain_unshared_parameters_are_summable() -> None:
     own = Own(torch.ones(2))
     inner = nn.Parameter(torch.ones(2)) * 2
     params = {0: [plain], 1: [shared], 2: [shared], 3: [twice, twice], 4: [own], 5: [inner], 6: []}
-    assert list(summable(params)) == [0, 6]
+    assert list(summable_stages(params)) == [0, 6]
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_stages_with_hooks_on_parameters_are_not_summed_by_the_engine(hook: str) -> None:
     hooked, free = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    params = summable({0: [hooked], 1: [free]})
+    params = summable_stages({0: [hooked], 1: [free]})
     handle = getattr(hooked, hook)(lambda *_: None)
     assert 0 not in EngineSums(params) and 1 in EngineSums(params)
     handle.remove()
@@ -101,7 +104,7 @@ def test_stages_with_hooks_on_parameters_are_not_summed_by_the_engine(hook: str)
 
 def test_stages_with_frozen_parameters_are_not_summed_by_the_engine() -> None:
     param = nn.Parameter(torch.ones(2))
-    params = summable({0: [param]})
+    params = summable_stages({0: [param]})
     param.requires_grad_(False)
     assert 0 not in EngineSums(params)
 
@@ -144,7 +147,7 @@ class OwnLoss(nn.Module):
 def test_weights_that_are_first_used_by_a_later_micro_batch_are_summed_separately() -> None:
     net, early = TwoInOne(), nn.Parameter(torch.ones(6, dtype=torch.double))
     own = [early, *net.parameters()]
-    one_by_one, engine = Sums({0: own}, {}), EngineSums(summable({0: own}))
+    one_by_one, engine = Sums({0: own}, {}), EngineSums(summable_stages({0: own}))
     for number in range(4):
         value = torch.rand(2, 6, dtype=torch.double)
 
@@ -152,31 +155,31 @@ def test_weights_that_are_first_used_by_a_later_micro_batch_are_summed_separatel
             return net(value * early) if number else value * early
 
         back = torch.rand(2, 6, dtype=torch.double)
-        one_by_one.add(0, torch.autograd.grad([output()], own, [back], allow_unused=True))
-        engine.add(0, [output()], [back], [])
-    found, wanted = dict(engine.leaves()), dict(one_by_one.leaves())
+        one_by_one.add_gradients(0, torch.autograd.grad([output()], own, [back], allow_unused=True))
+        engine.add_microbatch(0, [output()], [back], [])
+    found, wanted = dict(engine.summed_leaves()), dict(one_by_one.summed_leaves())
     assert found.keys() == wanted.keys() and all(torch.equal(found[param], wanted[param]) for param in own)
 
 
 def test_gradients_that_a_hook_keeps_are_not_written_to() -> None:
     weight, kept = nn.Parameter(torch.rand(16)), []
-    engine = EngineSums(summable({0: [weight]}))
+    engine = EngineSums(summable_stages({0: [weight]}))
     for _ in range(3):
         square = weight.view(4, 4)
         square.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
-        engine.add(0, [torch.rand(4, 4) @ square], [torch.rand(4, 4)], [])
+        engine.add_microbatch(0, [torch.rand(4, 4) @ square], [torch.rand(4, 4)], [])
     assert len(kept) == 3 and all(torch.equal(gradient, copy) for gradient, copy in kept)
 
 
 def test_a_sparse_sum_shares_no_memory_with_the_gradients() -> None:
     table = nn.Embedding(3, 2, sparse=True)
     own, kept = [table.weight], []
-    engine = EngineSums(summable({0: own}))
+    engine = EngineSums(summable_stages({0: own}))
     for number in range(2):
         rows = table(torch.tensor([number, 2]))
         rows.register_hook(lambda gradient: kept.append((gradient, gradient.clone())))
-        engine.add(0, [rows * 1.5], [torch.ones(2, 2)], [])
-        (found,) = [gradient for _, gradient in engine.leaves()]
+        engine.add_microbatch(0, [rows * 1.5], [torch.ones(2, 2)], [])
+        (found,) = [gradient for _, gradient in engine.summed_leaves()]
         found._values().mul_(1)
         memories = {gradient.untyped_storage().data_ptr() for gradient, _ in kept}
         assert found._values().untyped_storage().data_ptr() not in memories
@@ -191,9 +194,9 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     stages: list[int] = []
 
     class Told(EngineSums):
-        def add(self, stage: int, *how: Any) -> list[Tensor | None]:
+        def add_microbatch(self, stage: int, *how: Any) -> list[Tensor | None]:
             stages.append(stage)
-            return super().add(stage, *how)
+            return super().add_microbatch(stage, *how)
 
     monkeypatch.setattr(execution_, "EngineSums", Told)
     return stages
@@ -329,7 +332,7 @@ def test_schedules_with_split_backwards_are_not_summed_by_the_engine(
 
 def test_a_schedule_with_whole_and_split_backwards_loses_no_gradients(agents: list[Agent], used: list[int]) -> None:
     def mixed(workers: int, microbatches: int, chunks: int = 1) -> Ops:
-        return parse("0F0 0F1 0B0 0I1 0W1\n1F0 1B0 1F1 1I1 1W1")
+        return parse_ops("0F0 0F1 0B0 0I1 0W1\n1F0 1B0 1F1 1I1 1W1")
 
     alike(small.pipeline(schedule=mixed, microbatches=2, optimizer=small.SGD))
     assert used == []

@@ -18,8 +18,8 @@ from worlds import until
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import Pipeline, mailboxes, stage
 from rpcbench.pipeline.exchange import BACKWARD, FORWARD, Slots
-from rpcbench.pipeline.mailboxes import ENDS, Channel, FlowControl, Mailbox, window
-from rpcbench.pipeline.ops import Kind, Op, Ops, gives, needs, placement
+from rpcbench.pipeline.mailboxes import ENDS, Channel, FlowControl, Mailbox, compute_send_window
+from rpcbench.pipeline.ops import Kind, Op, Ops, find_placement, needed_results, result_of_op
 from rpcbench.pipeline.schedules import named
 from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Faults
@@ -34,7 +34,7 @@ class Played:
     def __init__(self, ops: Ops, ways: Ways, ahead: int, draw: random.Random) -> None:
         self.left = [list(own) for own in ops]
         self.most = 0
-        self._home, self._ways, self._draw = placement(ops), ways, draw
+        self._home, self._ways, self._draw = find_placement(ops), ways, draw
         self._stages = 1 + max(self._home)
         self._credits = [FlowControl(1, ahead) for _ in ops]
         self._unsent: list[list[Channel]] = [[] for _ in ops]
@@ -50,7 +50,7 @@ class Played:
                 self._go(self._draw.choice(able))
             elif self._told:
                 of, count = self._told.pop()
-                self._credits[self._giver(of)].acknowledged(of, count)
+                self._credits[self._giver(of)].record_acknowledgement(of, count)
             else:
                 return not any(self.left) and not any(self._running)
 
@@ -58,7 +58,7 @@ class Played:
         if unsent := self._unsent[worker]:
             return self._credits[worker].may_send(unsent[0])
         own = self.left[worker]
-        return bool(own) and self._given.issuperset(needs(own[0], self._stages))
+        return bool(own) and self._given.issuperset(needed_results(own[0], self._stages))
 
     def _go(self, worker: int) -> None:
         if not self._unsent[worker]:
@@ -73,7 +73,7 @@ class Played:
         if not self._unsent[worker]:
             running, self._running[worker] = self._running[worker], None
             assert running is not None
-            self._given.add(gives(running))
+            self._given.add(result_of_op(running))
 
     def _take(self, worker: int, op: Op) -> None:
         for of in self._channels(op, taken=True):
@@ -105,12 +105,12 @@ def ways(ops: Ops, skips: Ways = ()) -> Ways:  # type: ignore[assignment]
 
 def shuffled(ops: Ops, draw: random.Random) -> Ops:
     """Return the same operations in another valid order."""
-    home, stages = placement(ops), 1 + max(op.stage for own in ops for op in own)
+    home, stages = find_placement(ops), 1 + max(op.stage for own in ops for op in own)
     left, done, made = [op for own in ops for op in own], set(), [[] for _ in ops]  # type: ignore[var-annotated]
     while left:
-        op = draw.choice([op for op in left if done.issuperset(needs(op, stages))])
+        op = draw.choice([op for op in left if done.issuperset(needed_results(op, stages))])
         left.remove(op)
-        done.add(gives(op))
+        done.add(result_of_op(op))
         made[home[op.stage]].append(op)
     return made
 
@@ -124,7 +124,7 @@ def test_no_window_blocks_a_valid_schedule(name: str, workers: int, microbatches
     there = ways(ops, [(0, 2), (1, 3), (0, 4)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mailboxes, "MIN_WINDOW", 2)
-        ahead = window(ops, there)
+        ahead = compute_send_window(ops, there)
     played = Played(ops, there, ahead, draw)
     assert played.run()
     assert played.most <= ahead
@@ -139,7 +139,7 @@ def test_windows_that_are_too_small_block_some_schedules(ahead: int) -> None:
 
 def test_gpipe_gets_the_smallest_window() -> None:
     ops = named("gpipe")(2, 64)
-    assert window(ops, ways(ops)) == mailboxes.MIN_WINDOW
+    assert compute_send_window(ops, ways(ops)) == mailboxes.MIN_WINDOW
 
 
 # -- in a pipeline
@@ -260,7 +260,7 @@ def test_a_thread_that_waits_for_room_gives_up_the_read_lock(
     agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last stage holds the read lock while it takes activations; the monitor cannot take it over in this test."""
-    monkeypatch.setattr(agents[2]._pool.monitor, "released", lambda loop: None)
+    monkeypatch.setattr(agents[2]._pool.monitor, "lock_released", lambda loop: None)
     Gate.allowed = threading.Semaphore(0)
     net = nn.Sequential(nn.Linear(6, 16), GateBack(), nn.Identity(), nn.Linear(16, 4)).double()
     pipe = small.pipeline(net, microbatches=32, schedule="gpipe", optimizer=small.SGD)
@@ -298,7 +298,7 @@ def test_a_wait_for_room_ends_when_the_step_ends(agents: list[Agent], waits: dic
 
 def test_a_training_step_within_the_window_sends_no_acknowledgements(agents: list[Agent]) -> None:
     told = Faults()
-    agents[2].links.use(told)
+    agents[2].links.replace_links(told)
     pipe = small.pipeline(microbatches=mailboxes.MIN_WINDOW, schedule="gpipe", optimizer=small.SGD)
     pipe.step(*small.data(mailboxes.MIN_WINDOW))
     assert not any("Notice" in line and "credits" in line for line in told.history)

@@ -41,8 +41,8 @@ def test_sums_equal_additions_one_by_one_and_leave_the_gradients_unchanged(
         for param, one in zip(own, gradients, strict=True):
             if one is not None:
                 wanted[param] = wanted[param] + one.to_dense() if param in wanted else one.to_dense()
-        sums.add(0, gradients)
-    found = dict(sums.leaves())
+        sums.add_gradients(0, gradients)
+    found = dict(sums.summed_leaves())
     assert found.keys() == {p for each in kinds for p, kind in zip(own, each, strict=True) if kind != "none"}
     assert all(torch.equal(total.to_dense(), wanted[param]) for param, total in found.items())
     assert all(torch.equal(one.to_dense(), copy) for one, copy in given_), "a given gradient was written to"
@@ -54,17 +54,17 @@ def test_sums_have_no_graph(count: int) -> None:
     own = params()
     sums = Sums({0: own}, {})
     for _ in range(count):
-        sums.add(0, [torch.ones(4, 2, requires_grad=True) for _ in own])
+        sums.add_gradients(0, [torch.ones(4, 2, requires_grad=True) for _ in own])
     assert torch.is_grad_enabled()
-    assert count == 1 or not any(total.requires_grad for _, total in sums.leaves())
+    assert count == 1 or not any(total.requires_grad for _, total in sums.summed_leaves())
 
 
 def test_gradients_are_summed_separately_for_each_stage() -> None:
     first, second = params(), params()
     sums = Sums({0: first, 3: second}, {})
     for _ in range(3):
-        sums.add(0, [torch.ones(4, 2)] * COUNT)
-        sums.add(3, [torch.ones(4, 2), None, None])
-    found = dict(sums.leaves())
+        sums.add_gradients(0, [torch.ones(4, 2)] * COUNT)
+        sums.add_gradients(3, [torch.ones(4, 2), None, None])
+    found = dict(sums.summed_leaves())
     assert all(torch.equal(found[param], torch.full((4, 2), 3.0)) for param in (*first, second[0]))
     assert len(found) == COUNT + 1

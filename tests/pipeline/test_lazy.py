@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, part, split
-from rpcbench.pipeline.lazy import Lazy, built
+from rpcbench.pipeline.lazy import Lazy, build_stage
 from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
@@ -35,7 +35,7 @@ def row() -> list[Any]:
 
 def whole() -> nn.Sequential:
     modules = [each.module if hasattr(each, "takes") else each for each in row()]
-    return built(nn.Sequential(*modules))
+    return build_stage(nn.Sequential(*modules))
 
 
 @pytest.mark.parametrize(("schedule", "balance"), [("1f1b", [2, 2]), ("1f1b", [1, 3]), ("zbv", [1, 1, 1, 1])])
@@ -49,7 +49,7 @@ def test_modules_built_on_workers_equal_those_built_on_the_driver(
     torch.manual_seed(99)
     pipe = Pipeline(stages, schedule, 5, functional.cross_entropy)
     assert sorted(_made) == [4, 8, 8], "each is built once, and not before"
-    assert all(not list(stage.tensors()) for stage in pipe.stages), "the driver has no weights"
+    assert all(not list(stage.named_tensors()) for stage in pipe.stages), "the driver has no weights"
     state = pipe.state_dict()
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
@@ -62,9 +62,9 @@ def test_modules_built_on_workers_equal_those_built_on_the_driver(
 def test_building_is_repeatable_and_does_not_change_the_random_state() -> None:
     module = lazy(nn.Linear, 3, 3)
     state = torch.get_rng_state()
-    assert torch.equal(module.build().weight, module.build().weight)
+    assert torch.equal(module.build_module().weight, module.build_module().weight)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(module.build().weight, lazy(nn.Linear, 3, 3).build().weight)
+    assert not torch.equal(module.build_module().weight, lazy(nn.Linear, 3, 3).build_module().weight)
 
 
 def test_invalid_uses_of_lazy_modules_are_refused(agents: list[Agent]) -> None:

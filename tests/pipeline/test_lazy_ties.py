@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, split
-from rpcbench.pipeline.lazy import built
+from rpcbench.pipeline.lazy import build_stage
 from rpcbench.runtime.agent import Agent
 
 WORKERS = ["worker1", "worker2"]
@@ -30,7 +30,7 @@ def row() -> list[Any]:
 
 
 def whole() -> nn.Sequential:
-    made = built(nn.Sequential(*row()))
+    made = build_stage(nn.Sequential(*row()))
     made[3].weight = made[5].weight = made[0].weight
     made[4].bias = made[1].bias
     return made
@@ -50,7 +50,7 @@ def test_lazy_modules_with_tied_weights_train_like_one_process(
     model, (x, y) = whole(), data(13)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     pipe = Pipeline(split(row(), WORKERS, balance, tie=TIE), schedule, 5, functional.cross_entropy, SGD)
-    assert all(not list(stage.tensors()) for stage in pipe.stages), "the driver has no weights"
+    assert all(not list(stage.named_tensors()) for stage in pipe.stages), "the driver has no weights"
     state = pipe.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     for _ in range(3):

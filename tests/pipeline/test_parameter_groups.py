@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from rpcbench.pipeline import Pipeline, PipelineError, lazy, split
-from rpcbench.pipeline.split import check_patterns, grouped
+from rpcbench.pipeline.split import check_patterns, parameter_groups
 from rpcbench.runtime.agent import Agent
 
 ADAM: Any = torch.optim.AdamW
@@ -34,10 +34,10 @@ def named(*names: str) -> list[tuple[str, nn.Parameter]]:
 
 def test_a_parameter_is_in_the_group_of_its_first_pattern_and_each_stage_has_all_groups() -> None:
     own = named("0.weight", "3.bias", "3.weight")
-    found = grouped(PATTERNS, own)
+    found = parameter_groups(PATTERNS, own)
     names = [[name for p in group.pop("params") for name, other in own if p is other] for group in found]
     assert names == [["0.weight"], ["3.bias"], ["3.weight"]] and found == [{}, *PATTERNS.values()]
-    assert [len(group["params"]) for group in grouped(PATTERNS, named("3.bias"))] == [0, 1, 0]
+    assert [len(group["params"]) for group in parameter_groups(PATTERNS, named("3.bias"))] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_parameter_is_in_the_group_of_its_first_pattern_and_each_stage_has_all
 )
 def test_a_group_function_with_an_invalid_result_is_refused(function: Any, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
-        grouped(function, named("a"))
+        parameter_groups(function, named("a"))
 
 
 def test_a_pattern_without_a_matching_parameter_is_refused() -> None:
@@ -99,7 +99,7 @@ def test_an_optimizer_that_is_no_class_is_refused(agents: list[Agent], made: Any
 
 
 def reference(net: nn.Sequential, groups: Any) -> torch.optim.Optimizer:
-    return ADAM(grouped(groups, list(net.named_parameters())), **OPTIONS)
+    return ADAM(parameter_groups(groups, list(net.named_parameters())), **OPTIONS)
 
 
 @pytest.mark.parametrize("groups", [PATTERNS, by_dimension])

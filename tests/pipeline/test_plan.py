@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rpcbench.pipeline import Costs, PipelineError, schedule
-from rpcbench.pipeline.ops import parse
-from rpcbench.pipeline.schedules import gpipe, named, names
+from rpcbench.pipeline.ops import parse_ops
+from rpcbench.pipeline.schedules import gpipe, named, schedule_names
 
 WRITTEN = """
 0F0 0F1 0B0 0B1
@@ -14,7 +14,7 @@ WRITTEN = """
 """
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", schedule_names())
 def test_a_plan_from_a_name_has_the_operations_of_that_schedule(name: str) -> None:
     plan = schedule(name, workers=4, microbatches=8)
     assert plan.ops == named(name)(4, 8)
@@ -24,7 +24,7 @@ def test_a_plan_from_a_name_has_the_operations_of_that_schedule(name: str) -> No
 
 def test_a_plan_can_be_made_from_a_function_a_text_or_lists() -> None:
     assert schedule(gpipe, 2, 3).ops == gpipe(2, 3)
-    assert schedule(WRITTEN) == schedule("1f1b", 2, 2) == schedule(parse(WRITTEN))
+    assert schedule(WRITTEN) == schedule("1f1b", 2, 2) == schedule(parse_ops(WRITTEN))
     assert schedule("interleaved", 2, 2, chunks=3).stages == 6
 
 

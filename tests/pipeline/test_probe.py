@@ -22,7 +22,7 @@ SEEN: list[tuple[str, str, int, str]] = []
 
 def running() -> tuple[str, int]:
     """Return the operation that runs on this worker, from its table."""
-    (row,) = [row for row in current.current().tables()["ops"].values() if row["end"] is None]
+    (row,) = [row for row in current.current_agent().tables()["ops"].values() if row["end"] is None]
     return row["op"], row["stage"]
 
 

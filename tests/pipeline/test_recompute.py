@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from rpcbench import Cluster
 from rpcbench.pipeline import Pipeline, PipelineError, split
-from rpcbench.pipeline.ops import parse, text, validate
-from rpcbench.pipeline.recompute import seeded, with_recompute
+from rpcbench.pipeline.ops import format_ops, parse_ops, validate_ops
+from rpcbench.pipeline.recompute import seeded_rng, with_recompute
 from rpcbench.pipeline.schedules import gpipe, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 
@@ -72,22 +72,22 @@ def test_seeded_is_repeatable_and_does_not_change_the_outer_random_state() -> No
     torch.manual_seed(1)
     wanted = torch.rand(2)
     torch.manual_seed(1)
-    with seeded(5):
+    with seeded_rng(5):
         inside = torch.rand(2)
     assert torch.equal(torch.rand(2), wanted)
-    with seeded(5):
+    with seeded_rng(5):
         assert torch.equal(torch.rand(2), inside)
 
 
 def test_recompute_operations_come_right_before_their_backward() -> None:
-    assert text(with_recompute(gpipe(1, 2), "all", 2)) == "0F0 0F1 0R0 0B0 0R1 0B1"
-    assert text(with_recompute(gpipe(1, 2), "except_last", 2)) == "0F0 0F1 0R0 0B0 0B1"
+    assert format_ops(with_recompute(gpipe(1, 2), "all", 2)) == "0F0 0F1 0R0 0B0 0R1 0B1"
+    assert format_ops(with_recompute(gpipe(1, 2), "except_last", 2)) == "0F0 0F1 0R0 0B0 0B1"
     assert with_recompute(gpipe(2, 2), "none", 2) == gpipe(2, 2)
 
 
 def test_recomputing_takes_less_than_a_third_longer_and_keeps_one_activation() -> None:
     ops = with_recompute(one_f_one_b(4, 8), "all", 8)
-    validate(ops, 4, 8)
+    validate_ops(ops, 4, 8)
     played = simulate(ops)
     assert played.peak_live == (1, 1, 1, 1)
     assert played.makespan < 4 / 3 * simulate(one_f_one_b(4, 8)).makespan
@@ -96,4 +96,4 @@ def test_recomputing_takes_less_than_a_third_longer_and_keeps_one_activation() -
 @pytest.mark.parametrize("ops", ["0F0 0B0 0R0", "0F0 0I0 0R0 0W0"])
 def test_a_recompute_after_its_backward_is_refused(ops: str) -> None:
     with pytest.raises(PipelineError, match=r"ops\[0\]\[2\] = 0R0 cannot be: its backward comes before"):
-        validate(parse(ops), 1, 1)
+        validate_ops(parse_ops(ops), 1, 1)

@@ -46,15 +46,18 @@ def test_the_module_that_registers_an_operator_is_found_and_imported(
         (tmp_path / f"{name}.py").write_text(source.format(space=name))
     monkeypatch.syspath_prepend(tmp_path)
     there = OperatorName(f"{kind}_there.double.default", f"{kind}_there")
-    assert there.find()(torch.ones(1)) == 2
+    assert there.find_operator()(torch.ones(1)) == 2
     here = OperatorName(f"{kind}_here.double.default", f"{kind}_here")
-    here.find()
-    assert OperatorName.of(there.find()) == there and OperatorName.of(here.find()) == here
+    here.find_operator()
+    assert (
+        OperatorName.from_overload(there.find_operator()) == there
+        and OperatorName.from_overload(here.find_operator()) == here
+    )
 
 
 def test_operators_of_torch_need_no_module() -> None:
-    assert OperatorName.of(torch.ops.aten.add.Tensor) == OperatorName("aten.add.Tensor")
-    assert OperatorName("aten.add.Tensor").find() is torch.ops.aten.add.Tensor
+    assert OperatorName.from_overload(torch.ops.aten.add.Tensor) == OperatorName("aten.add.Tensor")
+    assert OperatorName("aten.add.Tensor").find_operator() is torch.ops.aten.add.Tensor
 
 
 @pytest.mark.parametrize(
@@ -70,8 +73,8 @@ def test_a_missing_operator_is_an_error_that_names_it_and_the_worker(
     agents: list[Agent], module: str, words: str
 ) -> None:
     words = f"uses the operator nowhere.f.default, which {words}"
-    with current.using(agents[1]), pytest.raises(PipelineError, match=words):
-        OperatorName("nowhere.f.default", module).find()
+    with current.use_agent(agents[1]), pytest.raises(PipelineError, match=words):
+        OperatorName("nowhere.f.default", module).find_operator()
 
 
 class Splits(nn.Module):

@@ -38,7 +38,7 @@ class Mortal(nn.Module):
     armed = ""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if Mortal.armed == current.current().name:
+        if Mortal.armed == current.current_agent().name:
             die(Mortal.sign)
         return x
 
@@ -51,20 +51,20 @@ def die(sign: str) -> None:
 
 
 def arm(sign: str) -> None:
-    Mortal.armed, Mortal.sign = current.current().name, sign
+    Mortal.armed, Mortal.sign = current.current_agent().name, sign
 
 
 def dies_in_the_all_reduce(sign: str, signal_: int = signal.SIGKILL) -> None:
     """Make this process end, or stop, at its next all-reduce, when the other replicas send their gradients."""
-    add_up = ReplicaGroup.add_up
+    add_up = ReplicaGroup.all_reduce
 
     def dies(self: ReplicaGroup, *args: Any) -> None:
-        ReplicaGroup.add_up = add_up  # type: ignore[method-assign]
+        ReplicaGroup.all_reduce = add_up  # type: ignore[method-assign]
         Path(sign).write_text(str(time.monotonic()))
         signal.pthread_kill(threading.get_ident(), signal_)  # with os.kill, this thread could run on
         add_up(self, *args)
 
-    ReplicaGroup.add_up = dies  # type: ignore[method-assign]
+    ReplicaGroup.all_reduce = dies  # type: ignore[method-assign]
 
 
 def dies_in_its_optimizer(sign: str) -> None:
@@ -73,20 +73,20 @@ def dies_in_its_optimizer(sign: str) -> None:
 
 def runs_a_step() -> bool:
     """Whether a step runs on this worker."""
-    return any(worker.step_lock.locked() for worker in current.current().part(_Directory).workers.values())
+    return any(worker.step_lock.locked() for worker in current.current_agent().part(_Directory).workers.values())
 
 
 def hears_the_decision_late() -> None:
     """Have this process take its next decision of a commit when it knows that another worker was lost."""
-    take = Mailbox.take
+    take = Mailbox.receive_values
 
     def late(self: Mailbox, slot: Slot) -> tuple[Any, ...]:
         if slot.kind == DECISION:
-            Mailbox.take = take  # type: ignore[method-assign]
+            Mailbox.receive_values = take  # type: ignore[method-assign]
             until(lambda: self.slots._closed != "", "a loss")
         return take(self, slot)
 
-    Mailbox.take = late  # type: ignore[method-assign]
+    Mailbox.receive_values = late  # type: ignore[method-assign]
 
 
 def pipeline(cluster: Cluster, **options: Any) -> Pipeline:
@@ -106,7 +106,7 @@ def held(cluster: Cluster, pipe: Pipeline) -> dict[str, dict[str, torch.Tensor]]
     """Return the state of the stages on each live worker, under the names of the model."""
     return {
         stage.worker: {
-            stage.key(own): tensor
+            stage.unsplit_name(own): tensor
             for own, tensor in cluster.rpc_sync(stage.worker, state, (pipe.worker_group.modules[stage.index],)).items()
         }
         for stage in pipe.stages
@@ -124,7 +124,10 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> boo
         pytest.param(arm, "worker3", "in F1 of stage 0", "stage 0 of replica 1", marks=pytest.mark.long),
         (arm, "worker2", "in F0 of stage 1", "stage 1 of replica 0"),
         pytest.param(
-            dies_in_the_all_reduce, "worker1", "in the all-reduce of stage 0", "stage 0 of replica 0",
+            dies_in_the_all_reduce,
+            "worker1",
+            "in the all-reduce of stage 0",
+            "stage 0 of replica 0",
             marks=pytest.mark.long,
         ),
         (dies_in_the_all_reduce, "worker4", "in the all-reduce of stage 1", "stage 1 of replica 1"),
@@ -173,7 +176,7 @@ def test_replicas_differ_after_a_death_while_applying_and_a_checkpoint_restores_
 
 def hurry(seconds: float) -> None:
     """On a worker: give so long to the operations of the groups that it has."""
-    columns = [worker.column for worker in current.current().part(stage._Directory).workers.values()]
+    columns = [worker.replica_group for worker in current.current_agent().part(stage._Directory).workers.values()]
     for group in [column._group for column in columns if column is not None and column._group is not None]:
         group._set_default_timeout(timedelta(seconds=seconds))
 

@@ -52,9 +52,13 @@ def replicated(
 def states(pipe: Pipeline) -> list[dict[str, torch.Tensor]]:
     """Return the state of each replica, under the names of the model."""
     wide, worker_group = pipe.worker_group.layout.stages, pipe.worker_group
-    found = worker_group.on_stages(_state, {stage.index: () for stage in pipe.stages})
+    found = worker_group.call_on_stages(_state, {stage.index: () for stage in pipe.stages})
     return [
-        {stage.key(own): t for stage in pipe.stages[begin : begin + wide] for own, t in found[stage.index].items()}
+        {
+            stage.unsplit_name(own): t
+            for stage in pipe.stages[begin : begin + wide]
+            for own, t in found[stage.index].items()
+        }
         for begin in range(0, len(pipe.stages), wide)
     ]
 
@@ -300,7 +304,7 @@ class Breaks(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        if self.calls == 3 and current.current().id in self.ids:
+        if self.calls == 3 and current.current_agent().id in self.ids:
             raise ArithmeticError("on purpose")
         return x
 
@@ -399,7 +403,7 @@ def test_replicas_on_several_hosts_use_the_addresses_of_workers_and_give_a_warni
             pipe = replicated(workers=FOUR[:2])
         with pipe.batch(x, y) as batch:
             same(batch.gradients(), grads(net))
-        assert [data_parallel.host_for(far[1], [1, 1]), data_parallel.host_for(far[1], [1, 2])] == [
+        assert [data_parallel.listen_host_for(far[1], [1, 1]), data_parallel.listen_host_for(far[1], [1, 2])] == [
             data_parallel.LOOPBACK,
             "127.0.0.1",
         ]

@@ -79,7 +79,7 @@ class Gate(nn.Module):
         self.fails = fails
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if current.current().name == "worker4":
+        if current.current_agent().name == "worker4":
             GATE.wait(20)
             if self.fails:
                 raise ArithmeticError("worker4 cannot")
@@ -95,7 +95,7 @@ def test_the_view_names_the_replica_that_the_others_wait_for_and_the_result(agen
         own = [row for row in seen() if (row["op"], row["group"]) == ("barrier", "replicas of stage 1")]
         return [(row["state"], row["last"], row["missing"]) for row in own]
 
-    with ThreadPoolExecutor(1, initializer=current.prefer, initargs=(agents[0],)) as pool:
+    with ThreadPoolExecutor(1, initializer=current.make_current, initargs=(agents[0],)) as pool:
         step = pool.submit(pipe.step, *data(8))
         until(lambda: barriers() == [("open", None, ["worker4"])])
         GATE.set()

@@ -15,7 +15,7 @@ from rpcbench.pipeline import Pipeline, split
 
 CROWD = """
 import gc, threading, torch
-from rpcbench.pipeline.recompute import seeded
+from rpcbench.pipeline.recompute import seeded_rng
 
 class Circle:
     def __init__(self):
@@ -24,7 +24,7 @@ class Circle:
 def work():
     for number in range(1000):
         Circle()
-        with seeded(number):
+        with seeded_rng(number):
             pass
 
 gc.set_threshold(5)  # so that torch's tensor of a state sets off collections, which free tensors

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small import STAGES
 
 from rpcbench.base.errors import PipelineError
-from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, parse, placement, text
+from rpcbench.pipeline.ops import Kind, Op, Ops, Schedule, find_placement, format_ops, parse_ops
 from rpcbench.pipeline.schedules import chunks_for, gpipe, named, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 
@@ -59,12 +59,12 @@ def test_1f1b_with_fewer_micro_batches_than_workers_matches_its_drawing() -> Non
 
 @pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
 def test_one_micro_batch_goes_forward_and_backward_through_all_stages(schedule: Schedule) -> None:
-    assert text(schedule(2, 1)) == "0F0 0B0\n1F0 1B0"
+    assert format_ops(schedule(2, 1)) == "0F0 0B0\n1F0 1B0"
 
 
 def test_one_worker_alternates_forwards_and_backwards_in_1f1b_but_not_in_gpipe() -> None:
-    assert text(one_f_one_b(1, 2)) == "0F0 0B0 0F1 0B1"
-    assert text(gpipe(1, 2)) == "0F0 0F1 0B0 0B1"
+    assert format_ops(one_f_one_b(1, 2)) == "0F0 0B0 0F1 0B1"
+    assert format_ops(gpipe(1, 2)) == "0F0 0F1 0B0 0B1"
 
 
 @given(SCHEDULES, WORKERS, MICROBATCHES)
@@ -72,7 +72,7 @@ def test_the_text_of_a_schedule_parses_to_the_same_operations(
     schedule: Schedule, workers: int, microbatches: int
 ) -> None:
     ops = schedule(workers, microbatches)
-    assert parse(text(ops)) == ops
+    assert parse_ops(format_ops(ops)) == ops
 
 
 @given(SCHEDULES, WORKERS, MICROBATCHES)
@@ -92,7 +92,7 @@ def test_v_schedules_accept_only_two_stages_per_worker(name: str) -> None:
 
 
 def test_a_text_is_parsed_into_its_operations() -> None:
-    assert parse("\n  0F0 0B12\n  1F0\n") == [
+    assert parse_ops("\n  0F0 0B12\n  1F0\n") == [
         [Op(0, Kind.FORWARD, 0), Op(0, Kind.BACKWARD, 12)],
         [Op(1, Kind.FORWARD, 0)],
     ]
@@ -101,7 +101,7 @@ def test_a_text_is_parsed_into_its_operations() -> None:
 @pytest.mark.parametrize("word", ["F0", "0X0", "0F", "0f0", "-1F0", "0F0,"])
 def test_an_invalid_operation_in_a_text_is_named(word: str) -> None:
     with pytest.raises(PipelineError, match=f"'{word}'.*0F3"):
-        parse(f"0F0 {word} 0B0")
+        parse_ops(f"0F0 {word} 0B0")
 
 
 def test_schedules_can_be_looked_up_by_name() -> None:
@@ -111,8 +111,8 @@ def test_schedules_can_be_looked_up_by_name() -> None:
 
 def test_several_stages_per_worker_are_placed_in_turn_or_in_a_v() -> None:
     round_, vee = {0: 0, 1: 1, 2: 0, 3: 1}, {0: 0, 1: 1, 2: 1, 3: 0}
-    assert [placement(named(name)(2, 3)) for name in NAMES[3:]] == [round_, round_, round_, vee, vee]
-    assert placement(named("interleaved")(2, 3, 3)) == {stage: stage % 2 for stage in range(6)}
+    assert [find_placement(named(name)(2, 3)) for name in NAMES[3:]] == [round_, round_, round_, vee, vee]
+    assert find_placement(named("interleaved")(2, 3, 3)) == {stage: stage % 2 for stage in range(6)}
 
 
 def test_sequential_matches_its_drawing() -> None:
@@ -123,11 +123,13 @@ def test_sequential_matches_its_drawing() -> None:
 
 
 def test_breadth_first_matches_its_text() -> None:
-    assert text(named("bfs")(2, 2)) == "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"
+    assert format_ops(named("bfs")(2, 2)) == "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"
 
 
 def test_interleaved_matches_its_text() -> None:
-    assert text(named("interleaved")(2, 2)) == ("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1")
+    assert format_ops(named("interleaved")(2, 2)) == (
+        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1"
+    )
 
 
 def test_zero_bubble_schedules_match_their_drawings() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from small import STAGES
 
 from rpcbench.base.errors import PipelineError
-from rpcbench.pipeline.ops import Kind, Op, parse, placement, validate
+from rpcbench.pipeline.ops import Kind, Op, find_placement, parse_ops, validate_ops
 from rpcbench.pipeline.schedules import gpipe, named, one_f_one_b
 from rpcbench.pipeline.simulate import Costs, Span, equal_stages, idle_share, simulate
 
@@ -23,7 +23,7 @@ INTERLEAVED = "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"
 @given(st.sampled_from(NAMES), WORKERS, MICROBATCHES)
 def test_every_schedule_is_valid(name: str, workers: int, microbatches: int) -> None:
     ops = named(name)(workers, microbatches)
-    validate(ops, 1 + max(op.stage for own in ops for op in own), microbatches)
+    validate_ops(ops, 1 + max(op.stage for own in ops for op in own), microbatches)
 
 
 @pytest.mark.parametrize("name", ["interleaved", "bfs", "zb1p"])
@@ -31,7 +31,7 @@ def test_every_schedule_is_valid(name: str, workers: int, microbatches: int) -> 
 def test_flexible_schedules_are_valid_for_any_number_of_stages_per_worker(
     name: str, workers: int, microbatches: int, chunks: int
 ) -> None:
-    validate(named(name)(workers, microbatches, chunks), workers * chunks, microbatches)
+    validate_ops(named(name)(workers, microbatches, chunks), workers * chunks, microbatches)
 
 
 @given(SCHEDULES, WORKERS, MICROBATCHES, COSTS)
@@ -114,9 +114,9 @@ def test_a_slow_stage_determines_the_makespan() -> None:
 
 
 def test_several_stages_on_a_worker_are_valid_and_simulated() -> None:
-    ops = parse(INTERLEAVED)
-    validate(ops, 4, 2)
-    assert placement(ops) == {0: 0, 1: 1, 2: 0, 3: 1}
+    ops = parse_ops(INTERLEAVED)
+    validate_ops(ops, 4, 2)
+    assert find_placement(ops) == {0: 0, 1: 1, 2: 0, 3: 1}
     assert simulate(ops).makespan == 15
     assert simulate(ops).peak_live == (4, 4)
 
@@ -149,19 +149,19 @@ def test_an_empty_schedule_has_no_idle_time() -> None:
 )
 def test_a_schedule_with_missing_repeated_or_misplaced_operations_is_refused(ops: str, told: str) -> None:
     with pytest.raises(PipelineError, match=told):
-        validate(parse(ops), stages=2, microbatches=1)
+        validate_ops(parse_ops(ops), stages=2, microbatches=1)
 
 
 def test_a_schedule_that_exceeds_most_live_is_refused() -> None:
-    validate(gpipe(2, 3), 2, 3, most_live=3)
+    validate_ops(gpipe(2, 3), 2, 3, most_live=3)
     told = r"ops\[0\]\[2\] = 0F2 cannot be: it would keep the activations of 3 micro-batches, and 2 are allowed"
     with pytest.raises(PipelineError, match=told):
-        validate(gpipe(2, 3), 2, 3, most_live=2)
+        validate_ops(gpipe(2, 3), 2, 3, most_live=2)
 
 
 def test_the_input_half_of_a_backward_is_enough_for_the_stage_before() -> None:
-    ops = parse("0F0 0B0\n1F0 1I0 1W0")
-    validate(ops, 2, 1)
+    ops = parse_ops("0F0 0B0\n1F0 1I0 1W0")
+    validate_ops(ops, 2, 1)
     played = simulate(ops)
     assert {str(span.op): (span.begin, span.end) for span in played.spans} == {
         "0F0": (0, 1), "1F0": (1, 2), "1I0": (2, 3), "0B0": (3, 5), "1W0": (3, 4)
@@ -169,17 +169,17 @@ def test_the_input_half_of_a_backward_is_enough_for_the_stage_before() -> None:
 
 
 def test_a_deadlock_error_names_the_waiting_operations() -> None:
-    crossed = parse("0F0 0B0\n1B0 1F0")
+    crossed = parse_ops("0F0 0B0\n1B0 1F0")
     told = r"ops\[0\]\[1\] = 0B0 waits for 1B0 at ops\[1\]\[0\]; ops\[1\]\[0\] = 1B0 waits for 1F0 at ops\[1\]\[1\]"
     with pytest.raises(PipelineError, match=told):
-        validate(crossed, stages=2, microbatches=1)
+        validate_ops(crossed, stages=2, microbatches=1)
     with pytest.raises(PipelineError, match=told):
         simulate(crossed)
 
 
 def test_a_deadlock_between_two_micro_batches_is_found() -> None:
     with pytest.raises(PipelineError, match=r"ops\[0\]\[1\] = 0B0 waits for 1B0.*ops\[1\]\[0\] = 1F1 waits for 0F1"):
-        validate(parse("0F0 0B0 0F1 0B1\n1F1 1F0 1B0 1B1"), stages=2, microbatches=2)
+        validate_ops(parse_ops("0F0 0B0 0F1 0B1\n1F1 1F0 1B0 1B1"), stages=2, microbatches=2)
 
 
 def test_an_operation_with_an_input_that_is_never_made_is_refused() -> None:
@@ -188,26 +188,26 @@ def test_an_operation_with_an_input_that_is_never_made_is_refused() -> None:
 
 
 def test_transfer_times_delay_only_values_for_another_worker() -> None:
-    played = simulate(parse("0F0 2F0 2B0 0B0\n1F0 1B0"), Costs(), transfer=0.25)
+    played = simulate(parse_ops("0F0 2F0 2B0 0B0\n1F0 1B0"), Costs(), transfer=0.25)
     begins = {str(span.op): span.begin for span in played.spans}
     assert begins == {"0F0": 0, "1F0": 1.25, "2F0": 2.5, "2B0": 3.5, "1B0": 5.75, "0B0": 8}
-    assert simulate(parse("0F0 1F0 1B0 0B0"), Costs(), transfer=0.25).makespan == 6
+    assert simulate(parse_ops("0F0 1F0 1B0 0B0"), Costs(), transfer=0.25).makespan == 6
 
 
 def test_costs_depend_on_the_kind_and_the_stage() -> None:
     costs = Costs(forward=[1, 3], weight=0.5)
-    told = {word: costs(Op.parse(word)) for word in ("0F0", "1F0", "0B0", "1B0", "1I0", "1W0", "1R0")}
+    told = {word: costs(Op.parse_op(word)) for word in ("0F0", "1F0", "0B0", "1B0", "1I0", "1W0", "1R0")}
     assert told == {"0F0": 1, "1F0": 3, "0B0": 2, "1B0": 6, "1I0": 3, "1W0": 0.5, "1R0": 3}
-    assert Costs(backward=5)(Op.parse("0I0")) == 2.5 and Costs(recompute=[4])(Op.parse("0R1")) == 4
+    assert Costs(backward=5)(Op.parse_op("0I0")) == 2.5 and Costs(recompute=[4])(Op.parse_op("0R1")) == 4
 
 
 def test_peak_memory_weighs_activations_by_their_stage() -> None:
-    played = simulate(parse(INTERLEAVED), activation=[10, 1, 2, 1])
+    played = simulate(parse_ops(INTERLEAVED), activation=[10, 1, 2, 1])
     assert (played.peak_live, played.peak_memory) == ((4, 4), (24, 4))
 
 
 def test_a_simulation_can_be_drawn_as_text_and_svg() -> None:
-    played = simulate(parse("0F0 0B0\n1F0 1I0 1W0"))
+    played = simulate(parse_ops("0F0 0B0\n1F0 1I0 1W0"))
     assert repr(played) == played.text()
     assert played.text(50).splitlines() == [
         "5 long, idle 40.0%, kept at most 1, 1",

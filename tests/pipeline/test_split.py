@@ -46,14 +46,14 @@ def test_the_stages_in_sequence_compute_the_same_as_the_model(model: nn.Sequenti
 @pytest.mark.parametrize("model", [mlp(), nested()], ids=["flat", "nested"])
 def test_the_state_dicts_of_all_stages_together_equal_that_of_the_model(model: nn.Sequential) -> None:
     stages = split(model, TWO).cut()
-    gathered = {stage.key(own): value for stage in stages for own, value in stage.module.state_dict().items()}
+    gathered = {stage.unsplit_name(own): value for stage in stages for own, value in stage.module.state_dict().items()}
     assert list(gathered) == list(model.state_dict())
     assert all(gathered[name].data_ptr() == value.data_ptr() for name, value in model.state_dict().items())
 
 
 def test_a_stage_lists_its_tensors_under_the_names_of_the_model() -> None:
     model = nested()
-    told = dict(split(model, TWO, at=["layers.1"]).cut()[1].tensors())
+    told = dict(split(model, TWO, at=["layers.1"]).cut()[1].named_tensors())
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     assert set(told) == {name for name in own if not name.startswith(("embed.", "layers.0."))}
     assert all(told[name] is own[name] for name in told)

@@ -52,8 +52,8 @@ def test_both_halves_equal_a_whole_backward_to_the_last_bit(name: str) -> None:
     value, output, weights, gradient = _case(name, True)
     whole = torch.autograd.grad([output], [value, *weights], [gradient], retain_graph=True, allow_unused=True)
     halves = SplitBackward([output], [gradient], [value], weights)
-    torch.testing.assert_close(halves.inputs(), [whole[0]], rtol=0, atol=0)
-    found = halves.weights()
+    torch.testing.assert_close(halves.compute_input_gradients(), [whole[0]], rtol=0, atol=0)
+    found = halves.compute_weight_gradients()
     wanted = [(weight, grad) for weight, grad in zip(weights, whole[1:], strict=True) if grad is not None]
     assert [id(weight) for weight, _ in found] == [id(weight) for weight, _ in wanted]
     for (_, got), (_, grad) in zip(found, wanted, strict=True):
@@ -65,8 +65,8 @@ def test_without_an_input_gradient_the_second_half_computes_all_gradients() -> N
     loss = model(torch.randn(5, 6)).sum()
     whole = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     halves = SplitBackward([loss], None, [], list(model.parameters()))
-    assert halves.inputs() == []
-    for (_, got), grad in zip(halves.weights(), whole, strict=True):
+    assert halves.compute_input_gradients() == []
+    for (_, got), grad in zip(halves.compute_weight_gradients(), whole, strict=True):
         assert torch.equal(got, grad)
 
 
@@ -85,9 +85,9 @@ def test_each_half_computes_only_its_own_gradients(monkeypatch: pytest.MonkeyPat
     value = torch.randn(5, 6, requires_grad=True)
     halves = SplitBackward([model(value)], [torch.ones(5, 7)], [value], list(model.parameters()))
     with Probe(), torch.autograd.set_multithreading_enabled(False):
-        halves.inputs()
+        halves.compute_input_gradients()
         first = products[:]
-        halves.weights()
+        halves.compute_weight_gradients()
     assert first == [(5, 8), (5, 6)], "gradients of inputs"
     assert sorted(products[2:]) == [(7, 8), (8, 6)], "gradients of weights"
 
@@ -99,9 +99,9 @@ def test_the_second_half_frees_the_graph() -> None:
     kept, output = weakref.ref(middle), model[2](middle)
     halves = SplitBackward([output], [torch.ones(5, 8)], [value], list(model.parameters()))
     del middle, output
-    halves.inputs()
+    halves.compute_input_gradients()
     assert kept() is not None, "the second half needs it"
-    halves.weights()
+    halves.compute_weight_gradients()
     assert kept() is None
 
 
@@ -175,7 +175,7 @@ def test_a_hook_runs_once_with_the_gradient_of_a_whole_backward(kind: str) -> No
     ran, kept = [*model.ran], model.kept.grad if kind == "retain_grad" else None
     model.ran.clear()
     halves = SplitBackward([model(value)], [gradient], [value], weights)
-    found = [*halves.inputs(), *(grad for _, grad in halves.weights())]
+    found = [*halves.compute_input_gradients(), *(grad for _, grad in halves.compute_weight_gradients())]
     torch.testing.assert_close(found, [*whole], rtol=0, atol=0)
     torch.testing.assert_close(model.ran, ran, rtol=0, atol=0)
     assert Counted.runs == 2, "once in each backward"
@@ -191,8 +191,8 @@ def test_a_hook_of_a_weight_used_at_several_places_gets_the_sum() -> None:
     weights, gradient = [model.shared.weight, model.scaled.bias], torch.randn(5, 6, dtype=torch.double)
     whole = torch.autograd.grad(model(value), weights, gradient)
     halves = SplitBackward([model(value)], [gradient], [value], weights)
-    halves.inputs()
-    torch.testing.assert_close([grad for _, grad in halves.weights()], [*whole], rtol=0, atol=0)
+    halves.compute_input_gradients()
+    torch.testing.assert_close([grad for _, grad in halves.compute_weight_gradients()], [*whole], rtol=0, atol=0)
     assert len(ran) == 2 and torch.equal(*ran)
 
 
@@ -219,7 +219,9 @@ def test_both_halves_equal_a_whole_backward_with_several_outputs_and_inputs(outp
     gradients = [torch.randn_like(root) for root in roots]
     whole = torch.autograd.grad(roots, [*values, *weights], gradients, retain_graph=True, allow_unused=True)
     halves = SplitBackward(roots, gradients, values, weights)
-    found = dict(enumerate(halves.inputs())) | {2 + _place(weights, w): grad for w, grad in halves.weights()}
+    found = dict(enumerate(halves.compute_input_gradients())) | {
+        2 + _place(weights, w): grad for w, grad in halves.compute_weight_gradients()
+    }
     for number, wanted in enumerate(whole):
         torch.testing.assert_close(found.get(number), wanted, rtol=1e-14, atol=1e-14)
 

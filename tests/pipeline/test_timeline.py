@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcbench.base.ids import Row
-from rpcbench.pipeline.ops import Ops, parse
+from rpcbench.pipeline.ops import Ops, parse_ops
 from rpcbench.pipeline.schedules import gpipe, one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 from rpcbench.pipeline.timeline import Timeline, idle_share
@@ -82,7 +82,7 @@ def test_an_operation_that_has_just_begun_is_drawn() -> None:
 
 
 def test_operations_show_their_stage_if_a_worker_has_several() -> None:
-    ops = parse("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1")
+    ops = parse_ops("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1")
     lanes = Timeline.of(rows(ops)).text(width=87).splitlines()[1:3]
     assert lanes == [
         "worker1 │0F0░░0F1░░2F0░░2F1░░               2B0▓▓▓▓▓▓▓2B1▓▓▓▓▓▓▓0B0▓▓▓▓▓▓▓0B1▓▓▓▓▓▓▓",
@@ -164,7 +164,7 @@ def blocks(svg: str) -> list[ElementTree.Element]:
 
 
 def test_the_svg_has_a_block_for_each_operation_at_its_time() -> None:
-    timeline = Timeline.of(rows(parse("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1")), names={1: "<alice>"})
+    timeline = Timeline.of(rows(parse_ops("0F0 0F1 0B0 0B1\n1F0 1I0 1F1 1I1 1W0 1W1")), names={1: "<alice>"})
     found = blocks(timeline.svg())
     assert [element.get("class") for element in found] == [
         "f-blue", "f-blue", "f-amber", "f-amber", "f-blue", "f-amber", "f-blue", "f-amber", "f-purple", "f-purple"

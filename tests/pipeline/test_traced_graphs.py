@@ -108,7 +108,9 @@ def test_a_traced_graph_computes_the_same_as_the_model(inner: nn.Module) -> None
         assert torch.equal(made, wanted)
     wanted.sum().backward()
     made.sum().backward()
-    found = {s.key(own): p.grad for s, part in zip(cut, parts, strict=True) for own, p in part.named_parameters()}
+    found = {
+        s.unsplit_name(own): p.grad for s, part in zip(cut, parts, strict=True) for own, p in part.named_parameters()
+    }
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad)
 
@@ -156,7 +158,7 @@ def test_a_buffer_of_a_trace_can_be_in_several_stages() -> None:
     model = ScalesAgain(Scales())
     first, last = stages(model)
     assert torch.equal(last.module(*first.module(X)), model(X))
-    assert "inner.scale" in {first.key(own) for own in first.module.state_dict()}
+    assert "inner.scale" in {first.unsplit_name(own) for own in first.module.state_dict()}
 
 
 class Leftovers(Around):
@@ -173,9 +175,9 @@ class Leftovers(Around):
 def test_the_stages_of_a_trace_have_the_whole_state_of_the_model() -> None:
     model = Leftovers()
     first, last = stages(model)
-    keys = {stage.index: {stage.key(own) for own in stage.module.state_dict()} for stage in (first, last)}
+    keys = {stage.index: {stage.unsplit_name(own) for own in stage.module.state_dict()} for stage in (first, last)}
     assert keys[0] | keys[1] == model.state_dict().keys()
     assert {"inner.spare.weight", "inner.spare.bias", "inner.count"} <= keys[0]
     assert {"last.weight", "other.weight"} <= keys[1], "one module has both names, so they stay one parameter"
     own = model.state_dict(keep_vars=True)
-    assert all(tensor is own[name] for stage in (first, last) for name, tensor in stage.tensors())
+    assert all(tensor is own[name] for stage in (first, last) for name, tensor in stage.named_tensors())

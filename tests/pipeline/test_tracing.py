@@ -152,7 +152,7 @@ def test_a_model_traced_in_evaluation_mode_stays_in_it_and_gives_a_warning(agent
 
 def test_the_stages_of_a_trace_hold_the_tensors_of_the_model_itself() -> None:
     model = language()
-    told = [tensor for stage in stages(model, ["layers.1"]).cut() for tensor in dict(stage.tensors()).items()]
+    told = [tensor for stage in stages(model, ["layers.1"]).cut() for tensor in dict(stage.named_tensors()).items()]
     own = model.state_dict(keep_vars=True)
     assert all(tensor is own[name] for name, tensor in told if name in own)
     assert {name for name, _ in told} - set(own) == {f"layers.{n}.shift" for n in range(3)}

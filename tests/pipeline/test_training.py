@@ -17,7 +17,7 @@ from worlds import until
 
 from rpcbench.base.errors import SerializationError, StageLostError, UnknownWorkerError, WorkerLostError
 from rpcbench.pipeline import Pipeline, PipelineError, driver, split
-from rpcbench.pipeline.microbatch import cut
+from rpcbench.pipeline.microbatch import split_batch
 from rpcbench.pipeline.step_log import KEPT_STEPS
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry.autograd_view import autograd_view
@@ -68,7 +68,7 @@ def test_gradients_equal_those_of_one_process(
 @pytest.mark.parametrize("schedule", STAGES)
 def test_gradients_equal_a_loop_over_the_micro_batches_to_the_last_bit(agents: list[Agent], schedule: str) -> None:
     whole, (x, y) = model(), data(29)
-    for inputs, targets in zip(cut(x, 5), cut(y, 5), strict=True):
+    for inputs, targets in zip(split_batch(x, 5), split_batch(y, 5), strict=True):
         (functional.cross_entropy(whole(inputs), targets) * (len(inputs) / len(x))).backward()
     with pipeline(schedule=schedule, microbatches=5).batch(x, y) as batch:
         found = batch.gradients()
@@ -169,7 +169,7 @@ def test_a_step_that_is_interrupted_while_optimizers_step_is_counted_later(
     interrupting.start()
     try:
         with pipe.batch(*data(24)) as batch, pytest.raises(KeyboardInterrupt):
-            pipe.worker_group.steps.apply(
+            pipe.worker_group.steps.apply_gradients(
                 batch.context
             )  # interrupted without the handling that a second Ctrl-C would end
         assert pipe.optimizer_step is None
@@ -183,7 +183,7 @@ def test_a_step_that_is_interrupted_while_optimizers_step_is_counted_later(
 def test_a_step_is_applied_on_all_stages_if_ctrl_c_comes_while_apply_is_sent(agents: list[Agent]) -> None:
     """Ctrl-C comes when a worker has got the request, and before the driver has recorded that."""
     pipe = pipeline(optimizer=(torch.optim.SGD, {"lr": 0.1}))
-    ask = pipe.worker_group.steps._ask
+    ask = pipe.worker_group.steps._call_worker
 
     def asked(*what: Any) -> Any:
         answer = ask(*what)
@@ -191,9 +191,9 @@ def test_a_step_is_applied_on_all_stages_if_ctrl_c_comes_while_apply_is_sent(age
         return answer
 
     with pipe.batch(*data(24)) as batch, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipe.worker_group.steps, "_ask", asked)
+        patch.setattr(pipe.worker_group.steps, "_call_worker", asked)
         with pytest.raises(KeyboardInterrupt):
-            pipe.worker_group.steps.apply(batch.context)
+            pipe.worker_group.steps.apply_gradients(batch.context)
     assert pipe.step(*data(24)).loss > 0
     assert pipe.optimizer_step == 2
 

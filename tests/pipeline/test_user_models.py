@@ -196,7 +196,7 @@ def test_train_modes_restore_the_mode_of_each_module() -> None:
     model[1][0].train()
     modes = TrainModes([model])
     for training, wanted in ((True, [True, True, False, True, False]), (False, [False] * 5)) * 2:
-        modes.set(training)
+        modes.set_training(training)
         assert [layer.training for layer in model.modules()] == wanted
 
 

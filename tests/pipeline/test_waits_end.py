@@ -1,4 +1,4 @@
-"""Every wait of a stage for another one ends, however the step ends: no thread stays in `Slots.take`."""
+"""Every wait of a stage for another one ends, however the step ends: no thread stays in `Slots.take_values`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def taking() -> int:
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the threads in `Slots.take` with a wrapper, because the stacks of running threads must not be walked."""
-    take = Slots.take
+    """Count the threads in `Slots.take_values` with a wrapper, because the stacks of running threads must not be
+    walked."""
+    take = Slots.take_values
 
     def told(self: Slots, slot: Slot) -> Any:
         _consumers.add(threading.get_ident())
@@ -55,7 +56,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             _consumers.discard(threading.get_ident())
 
-    monkeypatch.setattr(Slots, "take", told)
+    monkeypatch.setattr(Slots, "take_values", told)
 
 
 def nobody_waits(seconds: float = 40.0) -> bool:
@@ -139,7 +140,7 @@ def test_a_waiting_stage_ends_when_its_driver_has_lost_the_call(step: Any, agent
     assert Held.runs.wait(20)
     until(lambda: taking() == 1)
     for connection in entries(agents[0], agents[2]):
-        connection.cut()  # a new one is made soon, but calls in flight have failed
+        connection.break_connection()  # a new one is made soon, but calls in flight have failed
     assert stepping.ended() and stepping.error is not None
     assert nobody_waits(), "the second stage waits for the first one"
 
@@ -159,12 +160,12 @@ def test_a_take_in_a_finished_step_fails_at_once() -> None:
 
     def take() -> None:
         try:
-            slots.take(Slot(5, FORWARD, 1, 0, 0))
+            slots.take_values(Slot(5, FORWARD, 1, 0, 0))
         except PipelineError as error:
             errors.append(error)
 
-    slots.finish(6)
-    slots.abort(5, "a stage failed")
+    slots.finish_step(6)
+    slots.abort_step(5, "a stage failed")
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
     thread.join(5)
@@ -178,7 +179,7 @@ def test_a_take_in_a_finished_step_fails_at_once() -> None:
 def test_a_lost_parcel_ends_the_step_on_both_sides(step: Any, agents: list[Agent]) -> None:
     faults = Faults(retry_seconds=0.02)
     faults.drop("Parcel")
-    agents[1].links.use(faults)
+    agents[1].links.replace_links(faults)
     stepping = step()
     assert stepping.ended() and isinstance(stepping.error, PipelineError)
     assert "ConnectionLostError" in str(stepping.error)
@@ -189,7 +190,7 @@ def test_a_stage_that_waits_for_a_lost_worker_ends(step: Any, agents: list[Agent
     """The last parcel of that worker is still in flight, but its call has been answered."""
     faults = Faults()
     faults.hold("Parcel")
-    agents[1].links.use(faults)
+    agents[1].links.replace_links(faults)
     stepping = step(train=False)
     until(lambda: taking() == 1 and any("Result" in line for line in faults.history))
     agents[1].stop()
@@ -201,7 +202,7 @@ def test_the_notice_of_the_end_of_a_step_is_retransmitted_until_it_arrives(step:
     faults = Faults(retry_seconds=0.02)
     faults.drop("Parcel")
     faults.drop("Notice")
-    agents[1].links.use(faults)
+    agents[1].links.replace_links(faults)
     stepping = step()
     assert stepping.ended() and isinstance(stepping.error, PipelineError)
     assert nobody_waits()
@@ -211,17 +212,17 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_was_called(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = small.pipeline(microbatches=1)
-    send = RequestSender.send
+    send = RequestSender.send_request
 
     def interrupted(self: RequestSender, to: int, message: Any, seconds: float | None) -> None:
         send(self, to, message, seconds)
         if message.label.endswith("run"):  # the other worker gets no call
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(RequestSender, "send", interrupted)
+    monkeypatch.setattr(RequestSender, "send_request", interrupted)
     with pytest.raises(KeyboardInterrupt), pipe.batch(*small.data(4)):
         pass
-    monkeypatch.setattr(RequestSender, "send", send)
+    monkeypatch.setattr(RequestSender, "send_request", send)
     with pipe.batch(*small.data(4)) as batch:
         assert batch.loss > 0
     assert not _consumers
@@ -231,6 +232,6 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_was_called(
 def test_an_abort_because_of_a_lost_worker_raises_worker_lost_error(kind: type[Exception]) -> None:
     """This error may reach the driver before the driver knows of the death."""
     slots = Slots()
-    slots.abort(1, f"{kind.__name__}: nobody answers at worker2: refused")
+    slots.abort_step(1, f"{kind.__name__}: nobody answers at worker2: refused")
     with pytest.raises(PipelineError if kind is ValueError else kind, match=r"step 1 was aborted: .*refused"):
-        slots.take(Slot(1, FORWARD, 0, 0, 0))
+        slots.take_values(Slot(1, FORWARD, 0, 0, 0))

@@ -83,7 +83,7 @@ class Trainer(Passer):
         number, self.messages = global_id(self.id, self.messages), self.messages + 1
         pick = self.world.random
         tensors = [self._made() for _ in range(pick.choice((0, 1, 1, 2)))]
-        edges = graph.edges([twins.cut for twins in tensors])
+        edges = graph.gradient_edges([twins.cut for twins in tensors])
         seen = list(graph.Reach(edges).recvs) if pick.random() < self.world.seen else None
         scope: m.Scope | None = None
 
@@ -112,7 +112,7 @@ class Trainer(Passer):
         self.feed(record)
         if known:
             copies = [twins.cut.detach().clone().requires_grad_() for twins in body.buffers]  # type: ignore[union-attr]
-            received = graph.receive(copies, scope.message)
+            received = graph.attach_recv_node(copies, scope.message)
             for cut, twins in zip(received, body.buffers, strict=True):
                 self._take(Twins(cut, twins.whole.view_as(twins.whole)))  # type: ignore[union-attr]
 
@@ -131,25 +131,29 @@ class Trainer(Passer):
         walk = Id(self.id, len(self.roots))
         terms = [self._made() for _ in range(3)]
         losses = Twins(*(sum((term[side].sin().sum() for term in terms), torch.zeros(())) for side in (0, 1)))
-        edges = self.roots[walk] = graph.edges([losses.cut])
+        edges = self.roots[walk] = graph.gradient_edges([losses.cut])
         self.world.losses[walk] = losses.whole
         recvs = graph.Reach(edges).recvs
         self.begun[walk] = frozenset(recvs)
         self.world.tell(f"{self.id} begins pass {walk} from {sorted(recvs)}")
-        self.feed(lambda: self.node.outcome(self.node.contexts.walks.begin(context, walk, recvs, True, fast)))
+        self.feed(
+            lambda: self.node.process_outcome(
+                self.node.contexts.backward_passes.begin_pass(context, walk, recvs, True, fast)
+            )
+        )
 
     def _explore(self, effect: fx.Explore) -> None:
         recvs = graph.Reach(self.sent[effect.message]).recvs
-        self.feed(lambda: self.node.outcome(self.node.contexts.walks.explored(*effect, recvs)))
+        self.feed(lambda: self.node.process_outcome(self.node.contexts.backward_passes.graph_explored(*effect, recvs)))
 
     def _accumulate(self, effect: fx.Accumulate) -> None:
-        self._run_from(effect.message.walk, effect.message.message, effect.message.body.buffers)
+        self._run_from(effect.message.pass_id, effect.message.message, effect.message.body.buffers)
 
     def _arrive(self, walk: Id, root: int, paths: int) -> None:
         self._run_from(walk, root, [torch.ones((), dtype=torch.double)])
 
     def _run_from(self, walk: Id, root: int, grads: Sequence[Any]) -> None:
-        state = self.node.contexts.walks.find(self.world.context, walk)
+        state = self.node.contexts.backward_passes.find_pass(self.world.context, walk)
         if state is None:
             return
         if walk not in self.passes:
@@ -164,8 +168,8 @@ class Trainer(Passer):
                 assert leaf not in self.world.gradients[walk], "a leaf has two gradients"
                 self.world.gradients[walk][leaf] = gradient
         bodies = {one.key: Body(b"", b"", Carried(one.grads)) for one in fired}
-        walks = self.node.contexts.walks
-        self.feed(lambda: self.node.outcome(walks.propagated(self.world.context, walk, root, bodies)))
+        walks = self.node.contexts.backward_passes
+        self.feed(lambda: self.node.process_outcome(walks.gradients_propagated(self.world.context, walk, root, bodies)))
 
 
 class Training(Passes):

@@ -59,10 +59,10 @@ class Passer(Member):
         self.handlers |= {
             fx.Run: self._run,
             fx.Resolve: lambda effect: self._received(effect.source, effect.answer),
-            fx.Explore: lambda e: self._guarded(e.walk, e.message, lambda: self._explore(e)),
-            fx.Propagate: lambda e: self._guarded(e.walk, ROOT, lambda: self._arrive(e.walk, ROOT, 1)),
+            fx.Explore: lambda e: self._guarded(e.pass_id, e.message, lambda: self._explore(e)),
+            fx.Propagate: lambda e: self._guarded(e.pass_id, ROOT, lambda: self._arrive(e.pass_id, ROOT, 1)),
             fx.Accumulate: lambda e: self._guarded(e.message.walk, e.message.message, lambda: self._accumulate(e)),
-            fx.WalkEnded: lambda e: world.ended[e.walk].append(e.failure),
+            fx.PassEnded: lambda e: world.ended[e.pass_id].append(e.failure),
         }
 
     # -- forward
@@ -73,7 +73,7 @@ class Passer(Member):
             scope, body = self._record(to)
             self.calls += 1
             call = m.Call(self.calls, "", None, (), scope, body)
-            self.feed(lambda: self.node.call(to, call, self.world.now, None))
+            self.feed(lambda: self.node.start_call(to, call, self.world.now, None))
 
     def _record(self, to: int) -> tuple[m.Scope | None, Body]:
         """Record the send of a message that depends on some received messages."""
@@ -101,7 +101,9 @@ class Passer(Member):
     def _answer(self, source: int, call: m.Call) -> None:
         scope, body = self._record(source) if call.scope is not None else (None, m.EMPTY)
         answer = m.Result(call.call, (), scope, body)
-        self.feed(lambda: self.node.send(source, answer) if self.node.calls.served(source, call.call) else [])
+        self.feed(
+            lambda: self.node.send_message(source, answer) if self.node.calls.finish_serving(source, call.call) else []
+        )
 
     def _received(self, source: int, message: m.Call | m.Result | m.Failure) -> None:
         scope = getattr(message, "scope", None)
@@ -125,26 +127,30 @@ class Passer(Member):
         walk = Id(self.id, len(self.begun))
         recvs = self.begun[walk] = frozenset(pick.sample(self.recvs, pick.randint(0, min(3, len(self.recvs)))))
         self.world.tell(f"{self.id} begins pass {walk} from {sorted(recvs)}")
-        self.feed(lambda: self.node.outcome(self.node.contexts.walks.begin(context, walk, recvs, False, fast)))
+        self.feed(
+            lambda: self.node.process_outcome(
+                self.node.contexts.backward_passes.begin_pass(context, walk, recvs, False, fast)
+            )
+        )
 
     def _guarded(self, walk: Id, message: int, work: object) -> None:
         if self.world.goes_wrong(walk):
             failure = m.BackwardFailed(self.world.context, walk, self.id, "ValueError", "", m.EMPTY)
             self.world.tell(f"{self.id} fails in pass {walk} at {message}")
-            outcome = partial(self.node.contexts.walks.failed, failure)
-            self.soon(lambda: self.feed(lambda: self.node.outcome(outcome())))
+            outcome = partial(self.node.contexts.backward_passes.pass_failed, failure)
+            self.soon(lambda: self.feed(lambda: self.node.process_outcome(outcome())))
         else:
             self.soon(work)
 
     def _explore(self, effect: fx.Explore) -> None:
         recvs = self.reach[effect.message]
-        self.feed(lambda: self.node.outcome(self.node.contexts.walks.explored(*effect, recvs)))
+        self.feed(lambda: self.node.process_outcome(self.node.contexts.backward_passes.graph_explored(*effect, recvs)))
 
     def _accumulate(self, effect: fx.Accumulate) -> None:
-        self._arrive(effect.message.walk, effect.message.message, int(effect.message.body.payload))
+        self._arrive(effect.message.pass_id, effect.message.message, int(effect.message.body.payload))
 
     def _arrive(self, walk: Id, root: int, paths: int) -> None:
-        state = self.node.contexts.walks.find(self.world.context, walk)
+        state = self.node.contexts.backward_passes.find_pass(self.world.context, walk)
         if state is None:
             return
         if walk not in self.passes:
@@ -154,8 +160,8 @@ class Passer(Member):
             self.world.arrived[walk][root].append(paths)
         whole = self.passes[walk].arrive(root, paths)
         fired = {recv: Body(b"%d" % count, b"", []) for recv, count in whole.items()}
-        walks = self.node.contexts.walks
-        self.feed(lambda: self.node.outcome(walks.propagated(self.world.context, walk, root, fired)))
+        walks = self.node.contexts.backward_passes
+        self.feed(lambda: self.node.process_outcome(walks.gradients_propagated(self.world.context, walk, root, fired)))
 
 
 class Passes(World):
@@ -172,7 +178,7 @@ class Passes(World):
         self.seen = self.random.choice((0.0, 0.5, 0.9, 1.0))
         self.root = self.members[self.random.randrange(size)]
         self.context = global_id(self.root.id, 0)
-        self.root.node.contexts.open(self.context)
+        self.root.node.contexts.open_context(self.context)
 
     def goes_wrong(self, walk: Id) -> bool:
         return self.chance(self.errors)
@@ -193,7 +199,7 @@ class Passes(World):
 
     def release(self) -> None:
         contexts = self.root.node.contexts
-        self.root.feed(lambda: self.root.node.outcome(contexts.release(self.context)))
+        self.root.feed(lambda: self.root.node.process_outcome(contexts.release_context(self.context)))
 
     def run(self, messages: int, passes: int) -> None:
         """Record, run passes while more is recorded, release; every pass must succeed."""
@@ -267,17 +273,19 @@ class Passes(World):
         while ways:
             send = ways.pop()
             count[send] += 1
-            ways += self.members[worker_of(send)].reach[send]
+            ways += self.members[worker_of(send)].wait_for_commit[send]
         return count
 
     def _check_walks_are_over(self) -> None:
         for member in self.alive:
             for context in member.node.contexts.contexts.values():
-                assert not context.walks, f"worker {member.id}: still walking: {context.walks}"
+                assert not context.backward_passes, f"worker {member.id}: still walking: {context.backward_passes}"
 
     def _check_end(self) -> None:
         self.settle()
         for member in self.alive:
-            assert not member.node.contexts.contexts, f"worker {member.id} still has {member.node.contexts.table()}"
-            left = member.node.delivery.left()
+            assert not member.node.contexts.contexts, (
+                f"worker {member.id} still has {member.node.contexts.contexts_table()}"
+            )
+            left = member.node.delivery.describe_unfinished()
             assert not left, f"worker {member.id}: messages left over: {left}"

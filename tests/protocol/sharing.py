@@ -93,10 +93,10 @@ class Sharer(Member):
         if handle.fork is not None:
             fork = handle.fork
             self.world.tell(f"{self.id} drops {handle.rref} (fork {fork})")
-            self.soon(lambda: self.feed(lambda: self.node.outcome(([], self.node.rrefs.release(fork)))))
+            self.soon(lambda: self.feed(lambda: self.node.process_outcome(([], self.node.rrefs.release_fork(fork)))))
 
     def _give_up(self, call: int) -> None:
-        end = self.world.random.choice([self.node.expired, self.node.cancel])
+        end = self.world.random.choice([self.node.call_expired, self.node.cancel_call])
         self.world.tell(f"{self.id} gives call {call} up")
         self.feed(lambda: end(call))
 
@@ -109,7 +109,7 @@ class Sharer(Member):
 
     def _share(self, handle: Handle, to: int) -> Iterator[m.Fork]:
         try:
-            yield self.node.rrefs.share(handle.rref, handle.fork, "", to, self.world.now)
+            yield self.node.rrefs.share_rref(handle.rref, handle.fork, "", to, self.world.now)
         except WorkerLostError:
             assert handle.fork not in self.node.rrefs.users
         else:
@@ -137,7 +137,7 @@ class Sharer(Member):
     def _begin(self, to: int, message: Request, then: Callable[[], None] | None = None) -> None:
         def beginning() -> fx.Effects:
             send = self.node.fast_call(to, message, self.world.now, None) if self._briefly(message) else None
-            return [send] if send is not None else self.node.call(to, message, self.world.now, None)
+            return [send] if send is not None else self.node.start_call(to, message, self.world.now, None)
 
         self.feed(beginning, then)
 
@@ -174,8 +174,8 @@ class Sharer(Member):
             if mine and fork.rref in self.world.made:
                 self.world.expect(self.has(fork.rref), fork.rref, "is gone before it came home")
             self.handles.append(Handle(fork.rref, fork.owner, None if mine else fork.fork))
-        self.feed(lambda: self.node.opened(forks))
-        self.feed(lambda: self.node.dropped([f for f in forks if f not in taken and f.owner != self.id]))
+        self.feed(lambda: self.node.body_opened(forks))
+        self.feed(lambda: self.node.body_dropped([f for f in forks if f not in taken and f.owner != self.id]))
 
     # -- serving
     def _run(self, run: fx.Run) -> None:
@@ -208,12 +208,18 @@ class Sharer(Member):
             self._reply(message.call, source, ())
         elif self.world.chance(0.1):
             failure = m.Failure(message.call, "ValueError", "", m.EMPTY)
-            self.feed(lambda: self.node.send(source, failure) if self.node.calls.served(source, message.call) else [])
+            self.feed(
+                lambda: (
+                    self.node.send_message(source, failure)
+                    if self.node.calls.finish_serving(source, message.call)
+                    else []
+                )
+            )
         else:
             self._pack(source, partial(self._reply, message.call))
 
     def _made(self, rref: Id) -> None:
-        self.node.rrefs.value_set(rref, "", False)
+        self.node.rrefs.creation_finished(rref, "", False)
         self.world.made.add(rref)
         if rref in self.node.rrefs.owned:
             self.kept.add(rref)
@@ -227,9 +233,9 @@ class Sharer(Member):
             send = self.node.fast_answer(to, result) if self._briefly(result) else None
             if send is not None:
                 return [send]
-            if self.node.calls.served(to, call):
-                return self.node.send(to, result)
-            return self.node.never_sent(to, result, WorkerLostError("the caller has gone"))
+            if self.node.calls.finish_serving(to, call):
+                return self.node.send_message(to, result)
+            return self.node.take_back_message(to, result, WorkerLostError("the caller has gone"))
 
         self.feed(answering)
 
@@ -319,11 +325,13 @@ class Sharing(World):
             calls = range(member.first + 1, member.calls + 1)
             wrong = {call: member.answers[call] for call in calls if member.answers[call] != 1}
             assert not wrong, f"{at}: numbers of answers to calls: {wrong}"
-            left = {name: table for name, table in node.tables().items() if table}
+            left = {name: table for name, table in node.all_tables().items() if table}
             assert not left, f"{at}: left over: {left}"
             inside = [node.calls.serving, node.calls._held, node.rrefs.children, member.kept]
             assert not any(inside), f"{at}: left over inside: {inside}"
-            assert not node.delivery.left(), f"{at}: messages left over: {node.delivery.left()}"
+            assert not node.delivery.describe_unfinished(), (
+                f"{at}: messages left over: {node.delivery.describe_unfinished()}"
+            )
 
 
 def _forks(message: m.Message) -> Forks:

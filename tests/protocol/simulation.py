@@ -20,9 +20,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rpcbench.base.errors import NotConnectedError, ProtocolError, RpcError
-from rpcbench.base.ids import Id, Tables, apply
+from rpcbench.base.ids import Id, Tables, apply_change
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.delivery import SEQUENCE_COUNT_BITS, lives
+from rpcbench.protocol.delivery import SEQUENCE_COUNT_BITS, incarnations_of
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 
@@ -71,7 +71,7 @@ class World:
         self.start = lambda id_, life: kind(self, id_, size, life)
         self.members = {id_: self.start(id_, 0) for id_ in range(size)}
         for member in self.members.values():
-            member.feed(member.node.start)
+            member.feed(member.node.start_node)
         self.settle()
 
     @property
@@ -120,7 +120,7 @@ class World:
 
     def is_meant(self, packet: Packet) -> bool:
         """Return whether a message is addressed to a live process, and not to its predecessor."""
-        return packet.to not in self.dead and lives(packet.seq)[1] == self.members[packet.to].life
+        return packet.to not in self.dead and incarnations_of(packet.seq)[1] == self.members[packet.to].life
 
     def _deliver(self, packet: Packet) -> None:
         if packet.to in self.dead:
@@ -151,7 +151,7 @@ class World:
     def let_know(self, gone: Member) -> None:
         """The other members learn that their connections to a departed member have ended."""
         for member in self.alive:
-            lost = partial(member.node.lost, gone.id, gone.life, "its connection ended")
+            lost = partial(member.node.member_lost, gone.id, gone.life, "its connection ended")
             self.later(member.id, partial(member.feed, lost))
 
     def restart(self, worker: int) -> None:
@@ -160,7 +160,7 @@ class World:
             self.tell(f"{worker} is started again")
             self.dead.discard(worker)
             member = self.members[worker] = self.start(worker, self.members[worker].life + 1)
-            member.feed(member.node.start)
+            member.feed(member.node.start_node)
 
     def cut(self, one: int, other: int) -> None:
         """Break the connection of two members. Each notices, a new connection follows, each learns of that."""
@@ -178,7 +178,7 @@ class World:
         noticed.append(member)
         if len(noticed) == 2:
             self.within(10, -1, partial(self._reconnect, noticed))
-        member.feed(lambda: member.node.broken(peer.id, peer.life, "cut"))
+        member.feed(lambda: member.node.connection_broken(peer.id, peer.life, "cut"))
 
     def _reconnect(self, noticed: list[Member]) -> None:
         one, other = noticed
@@ -188,7 +188,7 @@ class World:
         del self.down[pair]
         self.tell(f"{one.id} and {other.id} are connected again")
         for member, peer in ((one, other), (other, one)):
-            resume = partial(member.node.resume, peer.id, peer.life)
+            resume = partial(member.node.connection_resumed, peer.id, peer.life)
             self.within(10, member.id, partial(member.feed, resume))
 
     def _dies_with(self, event: Event, worker: int) -> bool:
@@ -216,8 +216,8 @@ class Member:
     def __init__(self, world: World, id_: int, size: int | None, life: int) -> None:
         self.world, self.id, self.life = world, id_, life
         self.node = Node(m.Member(id_, f"worker{id_}", life, ""), size, world.lossy)
-        self.told: Tables = self.node.tables()
-        self.node.listen(lambda kind, table, key, row: apply(self.told, table, key, row()))
+        self.told: Tables = self.node.all_tables()
+        self.node.set_observers(lambda kind, table, key, row: apply_change(self.told, table, key, row()))
         self.noted: list[fx.Effect] = []
         self.handlers: dict[type[Any], Callable[[Any], None]] = {
             fx.Send: self._send,
@@ -228,8 +228,8 @@ class Member:
     def feed(self, event: Callable[[], fx.Effects], then: Callable[[], None] | None = None) -> None:
         """Feed the node; then, on the same thread, carry out the effects and call `then`."""
         effects = event()
-        self.node.check()
-        assert self.told == self.node.tables(), (
+        self.node.check_tables()
+        assert self.told == self.node.all_tables(), (
             "the tables rebuilt from the reported changes differ from those of the node"
         )
         jobs = [lambda effect=effect: self._perform(effect) for effect in effects] + ([then] if then else [])
@@ -238,7 +238,7 @@ class Member:
 
     def handle(self, source: int, seq: int, message: m.Message) -> fx.Effects:
         """Feed the node a message that has arrived."""
-        return self.node.handle(source, seq, message, self.world.now)
+        return self.node.handle_message(source, seq, message, self.world.now)
 
     def soon(self, run: Callable[[], None]) -> None:
         """Run this on some thread of this member."""
@@ -253,17 +253,17 @@ class Member:
         self.handlers.get(type(effect), self.noted.append)(effect)
 
     def _wake(self, wake: fx.Wake) -> None:
-        self.world.events.append(Event(self.world.now + TICK, self.id, lambda: self.feed(self.node.tick)))
+        self.world.events.append(Event(self.world.now + TICK, self.id, lambda: self.feed(self.node.tick_delivery)))
 
     def _enqueue(self, queued: fx.Enqueue) -> None:
         """Begin a queued call when a thread is free; the caller may have cancelled it or died by then."""
-        self.soon(lambda: self.feed(lambda: self.node.begin(*queued, self.world.now)))
+        self.soon(lambda: self.feed(lambda: self.node.begin_serving(*queued, self.world.now)))
 
     def _send(self, send: fx.Send) -> None:
         error = self._obstacle(send)
         if error is not None:
             self.world.tell(f"{self.id} cannot send #{send.seq} to {send.to}: {_short(send.message)}")
-            self.feed(lambda: self.node.unsent(send, error))
+            self.feed(lambda: self.node.send_failed(send, error))
         elif send.to not in self.world.dead and frozenset((self.id, send.to)) not in self.world.down:
             self.world.send(Packet(self.id, *send))
 

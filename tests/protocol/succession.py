@@ -16,7 +16,7 @@ from typing import Any
 from simulation import Member, Packet, World
 
 from rpcbench.protocol import effects as fx
-from rpcbench.protocol.delivery import lives
+from rpcbench.protocol.delivery import incarnations_of
 from rpcbench.protocol.node import Node
 from rpcbench.wire import messages as m
 
@@ -31,7 +31,7 @@ class Comer(Member):
     def __init__(self, world: World, id_: int, size: int | None, life: int) -> None:
         super().__init__(world, id_, size, life)
         self.node = Node(m.Member(id_, f"worker{id_}", life, ""), None, world.lossy, launched=False)
-        self.told = self.node.tables()
+        self.told = self.node.all_tables()
         self.state = "joining"
         self.epoch = 0  # of the world that it has asked to join; members of another world reject it
         self.lost: list[m.Member] = []
@@ -51,7 +51,7 @@ class Comer(Member):
             self.world.bereft.append(self)
             self.world.stop(self)
         elif self.state == "leaving":
-            self.feed(lambda: self.node.flush(lambda: self.soon(self._end)))
+            self.feed(lambda: self.node.request_flush(lambda: self.soon(self._end)))
 
     def _end(self) -> None:
         if self.state == "leaving" and self.id not in self.world.dead:
@@ -69,7 +69,7 @@ class Comer(Member):
         """Report a member that is already dead; later deaths are reported by `let_know`."""
         peer, gone = self.world.members[effect.member.id], effect.member
         if not self.world.is_there(peer) or (peer.epoch, peer.life) != (self.epoch, gone.incarnation):
-            self.feed(lambda: self.node.lost(gone.id, gone.incarnation, "nobody answers"))
+            self.feed(lambda: self.node.member_lost(gone.id, gone.incarnation, "nobody answers"))
 
     def _hang_up(self, gone: fx.MemberLeft) -> None:
         """An agent ends its connections to a departed member, and that member sees them end."""
@@ -77,14 +77,14 @@ class Comer(Member):
             self.lost.append(gone.member)
         peer = self.world.members[gone.member.id]
         if (peer.epoch, peer.life) == (self.epoch, gone.member.incarnation) and self.world.is_there(peer):
-            ended = partial(peer.node.lost, self.id, self.life, "it hung up")
+            ended = partial(peer.node.member_lost, self.id, self.life, "it hung up")
             self.world.later(peer.id, partial(peer.feed, ended))
 
     def leave(self) -> None:
         if self.state == "in" and self.world.is_there(self):
             self.world.tell(f"{self.id} leaves")
             self.state = "leaving"
-            self.feed(lambda: self.node.outcome(self.node.members.ready(True)))
+            self.feed(lambda: self.node.process_outcome(self.node.members.announce_ready(True)))
 
     def _obstacle(self, send: fx.Send) -> Any:
         return None if isinstance(send.message, m.Seen | m.Refused) else super()._obstacle(send)
@@ -136,13 +136,13 @@ class Succession(World):
         self.dead.discard(id_)
         member = self.members[id_] = self.start(id_, life)
         member.epoch = leader.epoch if leader else self.founded
-        member.feed(partial(member.node.start, *((leader.id, leader.life) if leader else (id_, life))))
+        member.feed(partial(member.node.start_node, *((leader.id, leader.life) if leader else (id_, life))))
 
     @staticmethod
     def _lets_in(leader: Comer, id_: int) -> bool:
         """Return whether the leader's handshake accepts a newcomer; a rejected one looks for the world again."""
         members = leader.node.members
-        return members.leads and not members.closing and not members.taken(id_)
+        return members.is_leader and not members.closing and not members.id_refusal(id_)
 
     def is_there(self, member: Comer) -> bool:
         return self.members.get(member.id) is member and member.id not in self.dead
@@ -182,11 +182,11 @@ class Succession(World):
     def _ended(self, member: Comer, gone: Comer) -> None:
         """Report the end of a connection; no message arrives on it afterwards."""
         self.events = [e for e in self.events if e.packet is None or not self._came_by(e.packet, gone, member)]
-        member.feed(lambda: member.node.lost(gone.id, gone.life, "its connection ended"))
+        member.feed(lambda: member.node.member_lost(gone.id, gone.life, "its connection ended"))
 
     @staticmethod
     def _came_by(packet: Packet, source: Comer, to: Comer) -> bool:
-        return packet[:2] == (source.id, to.id) and lives(packet.seq)[0] == source.life
+        return packet[:2] == (source.id, to.id) and incarnations_of(packet.seq)[0] == source.life
 
     # -- at the end
     def check_quiet(self) -> None:

@@ -47,7 +47,7 @@ def parts_run_before_all_roots_have_come(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_replace_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(regions.Region, "add", lambda part, edge, grad: part.entries.update({edge: grad}))
+    patch.setattr(regions.Region, "add_gradient", lambda part, edge, grad: part.entries.update({edge: grad}))
 
 
 def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,9 @@ def the_engine_hands_out_what_leaves_a_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def messages_tell_nothing_of_what_lies_further_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(backward, "union", lambda parts_, *more: tuple({*more, *(part[0] for part in parts_ if part)}))
+    patch.setattr(
+        backward, "union_of_sends", lambda parts_, *more: tuple({*more, *(part[0] for part in parts_ if part)})
+    )
 
 
 BUGS = [

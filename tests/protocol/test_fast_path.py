@@ -20,7 +20,7 @@ def two() -> tuple[Node, Node]:
     caller, callee = world.members[0].node, world.members[1].node
     for source, node, other in ((0, caller, callee), (1, callee, caller)):
         notice = m.Notice("any", b"")
-        _carry(source, other, node.send(1 - source, notice))
+        _carry(source, other, node.send_message(1 - source, notice))
     return caller, callee
 
 
@@ -28,7 +28,7 @@ def _carry(source: int, to: Node, effects: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for effect in effects:
         if isinstance(effect, fx.Send):
-            found += to.handle(source, effect.seq, effect.message, 0.0)
+            found += to.handle_message(source, effect.seq, effect.message, 0.0)
     return found
 
 
@@ -42,7 +42,7 @@ def result(number: int) -> m.Result:
 
 def _state(node: Node) -> tuple[Any, ...]:
     pairs = {
-        peer: (pair.sent, pair.kept, pair.late, pair.owed, pair.window.floor, len(pair.window))
+        peer: (pair.sent, pair.kept, pair.late, pair.owed, pair.window.first_missing, len(pair.window))
         for peer, pair in node.delivery.pairs.items()
     }
     return pairs, node.calls.outgoing, node.calls.serving, node.delivery.ticking
@@ -58,17 +58,17 @@ def test_each_step_of_the_fast_path_leaves_the_state_of_the_general_path() -> No
                 send = caller.fast_call(1, asked, 3.0, 60.0)
                 assert send is not None and callee.fast_take(0, send.seq, send.message, 4.0)
             else:
-                (send,) = caller.call(1, asked, 3.0, 60.0)
-                assert callee.handle(0, send.seq, send.message, 4.0) == [fx.Enqueue(0, asked.call)]
-                assert callee.begin(0, asked.call, 4.0) == [fx.Run(0, asked)]
+                (send,) = caller.start_call(1, asked, 3.0, 60.0)
+                assert callee.handle_message(0, send.seq, send.message, 4.0) == [fx.Enqueue(0, asked.call)]
+                assert callee.begin_serving(0, asked.call, 4.0) == [fx.Run(0, asked)]
             seen += [send, _state(caller), _state(callee)]
             if briefly:
                 back = callee.fast_answer(0, result(asked.call))
                 assert back is not None and caller.fast_resolve(1, back.seq, back.message)
             else:
-                assert callee.calls.served(0, asked.call)
-                (back,) = callee.send(0, result(asked.call))
-                (resolved,) = caller.handle(1, back.seq, back.message, 5.0)
+                assert callee.calls.finish_serving(0, asked.call)
+                (back,) = callee.send_message(0, result(asked.call))
+                (resolved,) = caller.handle_message(1, back.seq, back.message, 5.0)
                 assert resolved == fx.Resolve(asked.call, 1, back.message)
             seen += [back, _state(caller), _state(callee)]
         ways.append(repr(seen))
@@ -80,7 +80,7 @@ def test_a_create_on_the_fast_path_leaves_the_state_of_the_general_path() -> Non
     for briefly in (True, False):
         caller, _ = two()
         made = m.Create(1, *caller.rrefs.create_user(1, "f"), "f", None, (), None, None, m.EMPTY)
-        send = caller.fast_call(1, made, 3.0, 60.0) if briefly else caller.call(1, made, 3.0, 60.0)[0]
+        send = caller.fast_call(1, made, 3.0, 60.0) if briefly else caller.start_call(1, made, 3.0, 60.0)[0]
         ways.append(repr((send, _state(caller))))
     assert ways[0] == ways[1]
 
@@ -112,11 +112,11 @@ def test_messages_on_the_fast_path_are_acknowledged() -> None:
         send = caller.fast_call(1, call(number), 0.0, None)
         assert send is not None
         if not callee.fast_take(0, send.seq, send.message, 0.0):
-            _carry(1, caller, callee.handle(0, send.seq, send.message, 0.0))
-            callee.begin(0, number, 0.0)
+            _carry(1, caller, callee.handle_message(0, send.seq, send.message, 0.0))
+            callee.begin_serving(0, number, 0.0)
         back = callee.fast_answer(0, result(number))
         assert back is not None
         if not caller.fast_resolve(1, back.seq, back.message):
-            _carry(0, callee, caller.handle(1, back.seq, back.message, 0.0))
+            _carry(0, callee, caller.handle_message(1, back.seq, back.message, 0.0))
         assert len(caller.delivery.pairs[1].kept) <= OWED + 2 and len(callee.delivery.pairs[0].kept) <= OWED + 2
     assert not caller.calls.outgoing and not callee.calls.serving

@@ -14,7 +14,7 @@ LEADER, ONE, TWO = (Member(id_, f"worker{id_}", 0, "") for id_ in range(3))
 def world(size: int | None, *joined: Member) -> Membership:
     """The membership of member 0, the leader, after these joins."""
     leader = Membership(LEADER, size)
-    leader.start()
+    leader.start_membership()
     for member in joined:
         leader.on_join(member.id, Join(member, size))
     return leader
@@ -45,14 +45,14 @@ def test_the_leader_publishes_a_view_with_the_new_member_to_all_members() -> Non
 
 def test_a_member_asks_to_join_and_follows_the_newest_view() -> None:
     one = Membership(ONE, 2)
-    assert one.start() == ([], [(0, Join(ONE, 2))])
+    assert one.start_membership() == ([], [(0, Join(ONE, 2))])
     assert seen(one, View(2, (LEADER, ONE), (), False, True)) == [MemberJoined(LEADER), Complete(False)]
     assert seen(one, View(1, (LEADER,), (), False, True)) == []
     assert list(one.members) == [0, 1]
 
 
 def test_an_open_world_is_complete_at_once() -> None:
-    assert Membership(LEADER, None).start()[0] == [Complete(False)]
+    assert Membership(LEADER, None).start_membership()[0] == [Complete(False)]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_a_refused_process_can_join_under_another_name() -> None:
 def test_a_join_for_another_id_and_a_join_of_an_ending_world_are_refused() -> None:
     leader = world(None, ONE)
     assert "asks for id 2" in objection(leader, TWO, None, source=1)
-    leader.ready(leaving=True)
+    leader.announce_ready(leaving=True)
     assert "about to end" in objection(leader, TWO, None)
 
 
 # -- leaving
 def test_a_world_closes_when_all_are_ready() -> None:
     leader = world(3, ONE, TWO)
-    assert leader.on_ready(1, Ready(False)) == leader.ready(leaving=False) == ([], [])
+    assert leader.on_ready(1, Ready(False)) == leader.announce_ready(leaving=False) == ([], [])
     effects, outbox = leader.on_ready(2, Ready(False))
     assert effects == [Complete(True)] and leader.closing
     assert [(to, view.closing) for to, view in outbox] == [(1, True), (2, True)]
@@ -121,8 +121,8 @@ def test_a_world_closes_when_all_are_ready() -> None:
 def test_a_world_closes_without_waiting_for_a_departed_member(how: str) -> None:
     leader = world(None, ONE, TWO)
     leader.on_ready(1, Ready(False))
-    leader.ready(leaving=False)
-    effects, _ = leader.on_ready(2, Ready(True)) if how == "leaves" else leader.lost(2, "killed")
+    leader.announce_ready(leaving=False)
+    effects, _ = leader.on_ready(2, Ready(True)) if how == "leaves" else leader.member_lost(2, "killed")
     assert effects == [MemberLeft(TWO, how == "is lost", "it left" if how == "leaves" else "killed"), Complete(True)]
 
 
@@ -130,15 +130,15 @@ def test_the_end_of_a_world_is_reported_once() -> None:
     leader = world(None, ONE, TWO)
     leader.on_ready(1, Ready(False))
     leader.on_ready(2, Ready(False))
-    assert leader.ready(leaving=False)[0] == [Complete(True)]
+    assert leader.announce_ready(leaving=False)[0] == [Complete(True)]
     effects, outbox = leader.on_ready(1, Ready(True))
     assert effects == [MemberLeft(ONE, False, "it left")]
     assert outbox == [], "all know of the end; further views would be quadratic in the number of members"
     scripts = Membership(LEADER, 3, launched=False)
-    scripts.start()
+    scripts.start_membership()
     for member in (ONE, TWO):
         scripts.on_join(member.id, Join(member, 3))
-    scripts.ready(leaving=True)
+    scripts.announce_ready(leaving=True)
     _, outbox = scripts.on_ready(1, Ready(True))
     assert [to for to, _ in outbox] == [2], "it may be calling the member that has left"
     one = Membership(ONE, None)
@@ -160,7 +160,7 @@ def test_a_new_incarnation_replaces_the_old_one_and_the_old_one_is_refused() -> 
 def test_a_member_reports_a_loss_to_the_leader_which_publishes_it_once() -> None:
     one = Membership(ONE, 3)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
-    assert one.lost(2, "killed") == ([], [(0, Report(2, 0, "killed"))])
+    assert one.member_lost(2, "killed") == ([], [(0, Report(2, 0, "killed"))])
     leader = world(3, ONE, TWO)
     effects, outbox = leader.on_report(Report(2, 0, "killed"))
     assert effects == [MemberLeft(TWO, True, "killed")]
@@ -173,10 +173,10 @@ def test_a_new_incarnation_does_not_inherit_the_loss_and_readiness_of_the_old_on
     again = TWO._replace(incarnation=1)
     leader = world(None, ONE, TWO)
     leader.on_ready(2, Ready(False))
-    leader.lost(2, "killed")
+    leader.member_lost(2, "killed")
     assert leader.on_join(2, Join(again, None))[0] == [MemberJoined(again)]
     assert leader.on_report(Report(2, 0, "killed")) == ([], []), "the report is about the old incarnation"
-    leader.ready(leaving=False)
+    leader.announce_ready(leaving=False)
     assert leader.on_ready(1, Ready(False)) == ([], []), "the old incarnation was ready, not the new one"
     assert leader.on_ready(2, Ready(True))[0] == [MemberLeft(again, False, "it left"), Complete(True)]
 
@@ -193,7 +193,7 @@ def test_a_world_ends_when_its_leader_is_lost() -> None:
     one = Membership(ONE, 3)
     one.on_view(View(3, (LEADER, ONE, TWO), (), False, True))
     why = "its world ended with its leader, worker0: killed"
-    assert one.lost(0, "killed") == (
+    assert one.member_lost(0, "killed") == (
         [MemberLeft(LEADER, True, "killed"), MemberLeft(TWO, True, why), Complete(True)],
         [],
     )
@@ -202,8 +202,8 @@ def test_a_world_ends_when_its_leader_is_lost() -> None:
 
 def test_connections_that_end_after_the_world_has_closed_are_no_losses() -> None:
     leader = world(None, ONE)
-    leader.ready(leaving=True)
-    assert leader.lost(1, "its connection ended") == ([], [])
+    leader.announce_ready(leaving=True)
+    assert leader.member_lost(1, "its connection ended") == ([], [])
 
 
 def test_a_later_view_completes_the_world_if_the_complete_view_was_missed() -> None:
@@ -216,6 +216,6 @@ def test_a_later_view_completes_the_world_if_the_complete_view_was_missed() -> N
 
 def test_a_leader_that_is_lost_before_the_world_is_complete_fails_the_join() -> None:
     one = Membership(ONE, 3)
-    (told, over), _ = one.lost(0, "its process ended")
+    (told, over), _ = one.member_lost(0, "its process ended")
     assert over == Complete(True)
     assert isinstance(told, Rejected) and "its process ended" in told.reason

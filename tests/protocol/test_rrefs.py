@@ -30,50 +30,50 @@ def user() -> RRefs:
 
 # -- users
 def test_a_user_is_deleted_when_it_is_released_and_confirmed(user: RRefs) -> None:
-    assert user.release(FIRST) == []
+    assert user.release_fork(FIRST) == []
     assert user.on_fork_accept(ForkAccept(RREF, FIRST)) == ([], [(OWNER, UserDelete(RREF, FIRST))])
     assert user.users == {}
 
 
 def test_a_released_user_is_deleted_only_when_the_owner_knows_its_child(user: RRefs) -> None:
     user.on_fork_accept(ForkAccept(RREF, FIRST))
-    child = user.share(RREF, FIRST, "Net", THIRD, now=0)
+    child = user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
     assert child == Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
-    assert user.release(FIRST) == []
+    assert user.release_fork(FIRST) == []
     assert user.child_known(child.fork) == ([], [(OWNER, UserDelete(RREF, FIRST))])
     assert user.users == user.children == {}
 
 
 def test_an_unshared_fork_is_taken_back_by_its_user_and_by_its_owner(user: RRefs, owner: RRefs) -> None:
     user.on_fork_accept(ForkAccept(RREF, FIRST))
-    child = user.share(RREF, FIRST, "Net", THIRD, now=0)
-    user.release(FIRST)
-    assert user.unshare(child) == ([], [(OWNER, UserDelete(RREF, FIRST))])
-    shared = owner.share(RREF, None, "Net", THIRD, now=0)
-    owner.unshare(shared)
+    child = user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    user.release_fork(FIRST)
+    assert user.withdraw_fork(child) == ([], [(OWNER, UserDelete(RREF, FIRST))])
+    shared = owner.share_rref(RREF, None, "Net", THIRD, now=0)
+    owner.withdraw_fork(shared)
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
 
 
 def test_a_fork_from_another_user_is_confirmed_by_the_owner_and_reported_to_its_parent() -> None:
     third = RRefs(THIRD, 0)
     fork = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
-    assert third.adopt(fork) == (True, [], [(OWNER, ForkRequest(RREF, fork.fork))])
+    assert third.adopt_fork(fork) == (True, [], [(OWNER, ForkRequest(RREF, fork.fork))])
     assert third.on_fork_accept(ForkAccept(RREF, fork.fork)) == ([], [(USER, ChildAccept(fork.fork))])
-    assert third.release(fork.fork) == [(OWNER, UserDelete(RREF, fork.fork))]
+    assert third.release_fork(fork.fork) == [(OWNER, UserDelete(RREF, fork.fork))]
 
 
 def test_a_fork_from_the_owner_is_confirmed_already(owner: RRefs) -> None:
     third = RRefs(THIRD, 0)
-    fork = owner.share(RREF, None, "Net", THIRD, now=0)
-    assert third.adopt(fork) == (False, [], [])
-    assert third.release(fork.fork) == [(OWNER, UserDelete(RREF, fork.fork))]
+    fork = owner.share_rref(RREF, None, "Net", THIRD, now=0)
+    assert third.adopt_fork(fork) == (False, [], [])
+    assert third.release_fork(fork.fork) == [(OWNER, UserDelete(RREF, fork.fork))]
 
 
 def test_a_fork_of_a_lost_owner_cannot_be_shared(user: RRefs) -> None:
     user.owner_lost(FIRST)
     with pytest.raises(WorkerLostError, match=r"1\.0"):
-        user.share(RREF, FIRST, "Net", THIRD, now=0)
-    assert user.release(FIRST) == []
+        user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    assert user.release_fork(FIRST) == []
 
 
 # -- the owner
@@ -97,21 +97,21 @@ def test_a_value_outlives_a_fork_that_is_dropped_before_the_creating_call_arrive
 
 def test_a_value_that_is_shared_before_its_creating_call_arrives_is_not_ready() -> None:
     owner = RRefs(OWNER, 0)
-    owner.share(RREF, None, "Net", THIRD, now=0)  # its fork returned in a message that overtook the call
+    owner.share_rref(RREF, None, "Net", THIRD, now=0)  # its fork returned in a message that overtook the call
     owner.on_create(USER, RREF, FIRST, "Net", now=1.0)
     assert not owner.owned[RREF].ready
 
 
 def test_a_fork_that_returns_to_its_owner_keeps_the_value_until_it_is_dropped(owner: RRefs) -> None:
     home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
-    assert owner.adopt(home) == (False, [], [(USER, ChildAccept(home.fork))])
+    assert owner.adopt_fork(home) == (False, [], [(USER, ChildAccept(home.fork))])
     assert owner.drop_fork(RREF, FIRST) == []
     assert owner.drop_fork(home.rref, home.fork) == [Free(RREF)]
 
 
 def test_a_fork_that_the_owner_shares_with_itself_keeps_the_value(owner: RRefs) -> None:
-    fork = owner.share(RREF, None, "Net", OWNER, now=0)
-    assert owner.adopt(fork) == (False, [], [])
+    fork = owner.share_rref(RREF, None, "Net", OWNER, now=0)
+    assert owner.adopt_fork(fork) == (False, [], [])
     owner.drop_fork(RREF, FIRST)
     assert owner.drop_fork(fork.rref, fork.fork) == [Free(RREF)]
 
@@ -119,25 +119,25 @@ def test_a_fork_that_the_owner_shares_with_itself_keeps_the_value(owner: RRefs) 
 def test_an_owner_can_share_a_value_before_its_own_creating_call_arrives() -> None:
     me = RRefs(OWNER, 0)
     rref, first = me.create_user(OWNER, "Net")
-    child = me.share(rref, first, "Net", THIRD, now=0)
+    child = me.share_rref(rref, first, "Net", THIRD, now=0)
     assert child.parent == OWNER and not me.owned[rref].ready
     assert me.drop_fork(rref, child.fork) == []
     me.on_create(OWNER, rref, first, "Net", now=1.0)
     me.on_fork_accept(ForkAccept(rref, first))
-    assert me.release(first) == [(OWNER, UserDelete(rref, first))]
+    assert me.release_fork(first) == [(OWNER, UserDelete(rref, first))]
     assert me.drop_fork(rref, first) == [Free(rref)]
 
 
 def test_tables_show_the_forks_holders_and_states(owner: RRefs, user: RRefs) -> None:
-    assert user.tables()["users"]["1.1"]["state"] == "pending"
-    user.share(RREF, FIRST, "Net", THIRD, now=0)
+    assert user.rref_tables()["users"]["1.1"]["state"] == "pending"
+    user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
     user.on_fork_accept(ForkAccept(RREF, FIRST))
-    user.release(FIRST)
-    row = user.tables()["users"]["1.1"]
+    user.release_fork(FIRST)
+    row = user.rref_tables()["users"]["1.1"]
     assert row["state"] == "deleting" and row["children"] == [{"fork": "1.2", "to": THIRD}]
-    assert owner.tables()["owned"]["1.0"]["ready"] is False
-    owner.value_set(RREF, "Linear", failed=False, size=12)
-    assert owner.tables()["owned"] == {
+    assert owner.rref_tables()["owned"]["1.0"]["ready"] is False
+    owner.creation_finished(RREF, "Linear", failed=False, size=12)
+    assert owner.rref_tables()["owned"] == {
         "1.0": {
             "rref": "1.0", "ready": True, "failed": False, "type": "Linear", "made": 1.0, "size": 12, "cell": "",
             "number": None,
@@ -153,7 +153,7 @@ def test_a_fork_request_for_a_freed_value_gets_an_error_as_value(owner: RRefs, m
     rref, fork = RREF, FIRST
     if maker == OWNER:
         rref = owner.new_id()
-        fork = owner.share(rref, None, "Net", USER, now=0).fork
+        fork = owner.share_rref(rref, None, "Net", USER, now=0).fork
     assert owner.drop_fork(rref, fork) == [Free(rref)]
     late = Id(THIRD, 0)
     effects, _ = owner.on_fork_request(USER, ForkRequest(rref, late))
@@ -166,7 +166,7 @@ def test_an_owner_remembers_freed_values_of_lost_holders_longer_than_others(owne
         rref, fork = Id(THIRD, serial), Id(THIRD, serial, 1)
         owner.on_create(holder, rref, fork, "Net", now=1.0)
         if holder == USER:
-            owner.lost(USER, 0)
+            owner.member_lost(USER, 0)
         owner.drop_fork(rref, fork)
         return rref
 
@@ -186,34 +186,37 @@ def test_a_fork_request_can_arrive_before_the_creating_call(owner: RRefs) -> Non
 
 def test_the_forks_of_a_lost_holder_are_dropped(owner: RRefs) -> None:
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
-    assert owner.lost(USER, 0) == ([], [], [])
-    assert owner.lost(THIRD, 0) == ([Free(RREF)], [], [])
+    assert owner.member_lost(USER, 0) == ([], [], [])
+    assert owner.member_lost(THIRD, 0) == ([Free(RREF)], [], [])
 
 
 def test_a_parent_does_not_wait_for_a_lost_child(user: RRefs) -> None:
     user.on_fork_accept(ForkAccept(RREF, FIRST))
-    user.share(RREF, FIRST, "Net", THIRD, now=0)
-    user.release(FIRST)
-    assert user.lost(THIRD, 0) == ([], [(OWNER, UserDelete(RREF, FIRST))], [])
+    user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    user.release_fork(FIRST)
+    assert user.member_lost(THIRD, 0) == ([], [(OWNER, UserDelete(RREF, FIRST))], [])
 
 
 def test_the_users_of_a_lost_owner_are_dropped_and_reported(user: RRefs) -> None:
-    child = user.share(RREF, FIRST, "Net", THIRD, now=0)
-    assert user.lost(OWNER, 0) == ([OwnerLost(RREF)], [], [FIRST])
+    child = user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    assert user.member_lost(OWNER, 0) == ([OwnerLost(RREF)], [], [FIRST])
     assert user.users == user.children == {}
     assert user.child_known(child.fork) == ([], [])
 
 
 def test_the_loss_of_an_owner_confirms_the_child_to_its_parent() -> None:
     third = RRefs(THIRD, 0)
-    third.adopt(Fork(RREF, OWNER, Id(USER, 2), USER, "Net"))
+    third.adopt_fork(Fork(RREF, OWNER, Id(USER, 2), USER, "Net"))
     assert third.owner_lost(Id(USER, 2)) == ([OwnerLost(RREF)], [(USER, ChildAccept(Id(USER, 2)))])
 
 
 @pytest.mark.parametrize("request_first", [True, False])
 def test_a_value_is_an_error_if_its_creator_is_lost_before_the_creating_call_arrives(request_first: bool) -> None:
     owner = RRefs(OWNER, 0)
-    steps = [lambda: owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))[0], lambda: owner.lost(USER, 0)[0]]
+    steps = [
+        lambda: owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))[0],
+        lambda: owner.member_lost(USER, 0)[0],
+    ]
     effects = [effect for step in (steps if request_first else reversed(steps)) for effect in step()]
     assert [(type(effect), effect.rref) for effect in effects] == [(ValueFailed, RREF)]
     assert isinstance(effects[0].error, WorkerLostError)
@@ -223,15 +226,15 @@ def test_a_value_is_an_error_if_its_creator_is_lost_before_the_creating_call_arr
 def test_a_value_without_users_fails_and_is_freed_if_its_creator_is_lost_before_its_call() -> None:
     owner = RRefs(OWNER, 0)
     home = Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
-    owner.adopt(home)
+    owner.adopt_fork(home)
     assert owner.drop_fork(home.rref, home.fork) == []
-    assert [type(effect) for effect in owner.lost(USER, 0)[0]] == [ValueFailed, Free]
+    assert [type(effect) for effect in owner.member_lost(USER, 0)[0]] == [ValueFailed, Free]
     assert not owner.owned
 
 
 def test_a_fork_request_for_a_value_freed_after_a_loss_is_accepted_with_an_error_as_value(owner: RRefs) -> None:
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
-    assert owner.lost(THIRD, 0)[0] == []
+    assert owner.member_lost(THIRD, 0)[0] == []
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
     fork = Id(THIRD, 0)  # which the lost member had shared just before
     effects, outbox = owner.on_fork_request(3, ForkRequest(RREF, fork))
@@ -243,25 +246,25 @@ def test_a_fork_request_for_a_value_freed_after_a_loss_is_accepted_with_an_error
 # -- names
 def test_a_call_can_name_a_value_before_its_creating_call_arrives(owner: RRefs) -> None:
     late = Id(USER, 5)
-    assert owner.named(RREF) and owner.named(late)
+    assert owner.note_reference(RREF) and owner.note_reference(late)
     owner.on_create(USER, late, Id(USER, 6), "Net", now=1.0)
-    owner.check()
+    owner.check_rrefs()
     assert owner.drop_fork(late, Id(USER, 6)) == [Free(late)]
 
 
 def test_a_call_cannot_name_a_freed_value(owner: RRefs) -> None:
     own = owner.new_id()
-    shared = owner.share(own, None, "Net", THIRD, now=0)
-    assert owner.named(own) and owner.named(RREF)
+    shared = owner.share_rref(own, None, "Net", THIRD, now=0)
+    assert owner.note_reference(own) and owner.note_reference(RREF)
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
     assert owner.drop_fork(own, shared.fork) == [Free(own)]
-    assert not owner.named(own) and not owner.named(RREF) and owner.owned == {}
+    assert not owner.note_reference(own) and not owner.note_reference(RREF) and owner.owned == {}
 
 
 def test_a_named_value_is_an_error_if_its_creator_is_lost_before_the_creating_call_arrives(owner: RRefs) -> None:
     late = Id(USER, 5)
-    assert owner.named(late)
-    effects, _, _ = owner.lost(USER, 0)
+    assert owner.note_reference(late)
+    effects, _, _ = owner.member_lost(USER, 0)
     (unmade,) = (effect for effect in effects if isinstance(effect, ValueFailed))
     assert unmade.rref == late and isinstance(unmade.error, WorkerLostError)
-    assert owner.owned == {} and not owner.named(late)
+    assert owner.owned == {} and not owner.note_reference(late)

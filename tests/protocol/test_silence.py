@@ -23,7 +23,7 @@ class Watch:
             self.now += self.life.period
 
     def tick(self, heard: int, acknowledged: float | None = None) -> None:
-        for verdict in self.life.tick(self.now, {PEER: SignsOfLife(heard, acknowledged)}):
+        for verdict in self.life.judge_peers(self.now, {PEER: SignsOfLife(heard, acknowledged)}):
             assert isinstance(verdict, Verdict) and verdict.peer == PEER
             self.told.append((self.now - 1000.0, verdict.kind))
 
@@ -87,6 +87,6 @@ def test_a_peer_is_reported_as_lost_even_if_each_tick_is_slightly_late() -> None
 def test_a_new_connection_to_a_peer_resets_its_time_of_silence() -> None:
     watch = Watch()
     watch.run(4, 5)
-    watch.life.tick(watch.now, {})
+    watch.life.judge_peers(watch.now, {})
     watch.run(2.5, 5)
     assert [kind for _, kind in watch.told] == ["suspect"]

@@ -123,7 +123,7 @@ def test_a_loss_is_reported_to_all_other_members(seed: int, size: int) -> None:
 
 
 def _ready(member: Member) -> None:
-    member.feed(lambda: member.node.outcome(member.node.members.ready(leaving=False)))
+    member.feed(lambda: member.node.process_outcome(member.node.members.announce_ready(leaving=False)))
 
 
 # -- mutants

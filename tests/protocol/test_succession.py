@@ -71,17 +71,17 @@ def test_worlds_of_the_simulation_are_handed_over_several_times() -> None:
 
 # -- mutants
 def early_words_are_dropped(patch: pytest.MonkeyPatch) -> None:
-    asked = Membership.asked
+    asked = Membership.answer_request
 
     def drop(self: Membership, source: int, message: Any) -> Any:
-        return asked(self, source, message) if self.leads or isinstance(message, m.Join) else ([], [])
+        return asked(self, source, message) if self.is_leader or isinstance(message, m.Join) else ([], [])
 
-    patch.setattr(Membership, "asked", drop)
+    patch.setattr(Membership, "answer_request", drop)
 
 
 def nobody_asks_the_new_leader_again(patch: pytest.MonkeyPatch) -> None:
     follow = Membership._follow_leader
-    patch.setattr(Membership, "_follow_leader", lambda self: follow(self) if self.leads else (follow(self)[0], []))
+    patch.setattr(Membership, "_follow_leader", lambda self: follow(self) if self.is_leader else (follow(self)[0], []))
 
 
 def old_views_are_followed(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def who_leaves_waits_for_nobody(patch: pytest.MonkeyPatch) -> None:
         then()
         return []
 
-    patch.setattr(Node, "flush", flush)
+    patch.setattr(Node, "request_flush", flush)
 
 
 def incarnations_are_given_out_again(patch: pytest.MonkeyPatch) -> None:

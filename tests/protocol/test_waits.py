@@ -20,15 +20,15 @@ def graph(edges: dict[int, list[int]], members: int = 3) -> Graph:
 def inquire(calls: Graph, start: list[int], members: int = 3) -> tuple[Inquiry, list[dict[int, list[CallKey]]]]:
     inquiry = Inquiry([Need(CallKey(n % 2, n), n % members) for n in start])
     rounds = []
-    while asked := inquiry.questions():
+    while asked := inquiry.next_questions():
         rounds.append(asked)
         for at, about in asked.items():
-            inquiry.answer(Fact(call, at, "f", "waits", 0.0, calls[call], ()) for call in about if call in calls)
+            inquiry.add_facts(Fact(call, at, "f", "waits", 0.0, calls[call], ()) for call in about if call in calls)
     return inquiry, rounds
 
 
 def circle(edges: dict[int, list[int]], *start: int) -> list[int]:
-    return [fact.call.number for fact in inquire(graph(edges), list(start))[0].circle()]
+    return [fact.call.number for fact in inquire(graph(edges), list(start))[0].find_cycle()]
 
 
 def test_a_chain_of_waits_that_ends_is_no_circle() -> None:

@@ -10,7 +10,7 @@ from rpcbench.protocol.delivery import ReceiveWindow
 def test_a_window_reports_each_number_as_new_once(numbers: list[int]) -> None:
     window, seen = ReceiveWindow(), set()
     for number in numbers:
-        assert window.first_time(number) == (number not in seen)
+        assert window.is_first_time(number) == (number not in seen)
         seen.add(number)
 
 
@@ -18,7 +18,7 @@ def test_a_window_reports_each_number_as_new_once(numbers: list[int]) -> None:
 def test_a_window_keeps_only_the_numbers_beyond_the_first_gap(numbers: list[int]) -> None:
     window, seen = ReceiveWindow(), set()
     for number in numbers:
-        window.first_time(number)
+        window.is_first_time(number)
         seen.add(number)
         gap = min(set(range(31)) - seen)
         assert len(window) == sum(number > gap for number in seen)

@@ -215,7 +215,7 @@ def waited_for(rank: int, url: str) -> None:
 
     def late(agent: Any) -> None:
         global settled
-        while not agent.machine.ask(lambda node: bool(node.calls.serving)):
+        while not agent.machine.read_node(lambda node: bool(node.calls.serving)):
             time.sleep(0.005)
         settled = True
         states(agent)  # from here on calls are served
@@ -231,9 +231,9 @@ def waited_for(rank: int, url: str) -> None:
 class LateNews(Link):
     """Delays each view by 0.5 s, in which a rank that does not wait for the delivery of the complete view can end."""
 
-    def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
+    def handle_outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
         late = isinstance(message, View)
-        send = super().outgoing
+        send = super().handle_outgoing
         threading.Timer(0.5, send, (to, seq, message, True)).start() if late else send(to, seq, message, may_wait)
 
 
@@ -342,14 +342,14 @@ _heard = threading.Event()
 
 
 def goes_first(url: str, late: Path, over: Path) -> None:
-    world = rpc._get_current_rpc_agent()._peers.me.epoch
+    world = rpc._get_current_rpc_agent()._peers.own_identity.epoch
     for other in ("rank1", "rank2"):  # a worker that leaves does not wait for calls that it has yet to answer
         rpc.rpc_sync(other, heard)
     rpc.shutdown()
     await_file(over)
     join(0, url, world_size=None)
     agent = rpc._get_current_rpc_agent()
-    assert [info.name for info in agent.members()] == ["rank0"] and agent._peers.me.epoch != world
+    assert [info.name for info in agent.members()] == ["rank0"] and agent._peers.own_identity.epoch != world
     assert rpc.rpc_sync("rank0", who) == "rank0"
     rpc.shutdown()
     late.unlink()

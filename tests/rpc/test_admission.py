@@ -81,7 +81,7 @@ def test_a_rank_that_waits_for_a_world_gets_the_error_of_its_founder(
         told.append(error.value)
 
     waiter = threading.Thread(target=wait)
-    listener, address = Opener(b"").listen(f"unix:{tmp_path}/other.sock")
+    listener, address = Opener(b"").open_listener(f"unix:{tmp_path}/other.sock")
     try:
         waiter.start()
         assert waiting.wait(20)
@@ -96,4 +96,4 @@ def test_a_rank_that_waits_for_a_world_gets_the_error_of_its_founder(
     assert "worker1: worker 0 could not found the world: another process already listens" in str(told[0])
     Rendezvous(tmp_path).path.unlink()
     start_agent(WorldConfig("notebook", 0, "c", str(tmp_path), b"secret", launched=False)).stop()
-    assert Rendezvous(tmp_path).failure(0.0) is None
+    assert Rendezvous(tmp_path).founding_failure(0.0) is None

@@ -233,14 +233,19 @@ def test_a_method_takes_one_call_and_one_result(agents: list[Agent]) -> None:
     counter.to_here()
     _until_quiet(agents)
     told: list[tuple[str, str]] = []
-    agents[0].machine.ask(lambda node: node.listen(None, lambda how, to, seq, m: told.append((how, type(m).__name__))))
+    agents[0].machine.read_node(
+        lambda node: node.set_observers(None, lambda how, to, seq, m: told.append((how, type(m).__name__)))
+    )
     assert counter.rpc_sync()(2) == 2
     _until_quiet(agents)
     assert [words for words in told if words[1] != "Seen"] == [("sent", "Call"), ("received", "Result")]
 
 
 def _until_quiet(agents: list[Agent]) -> None:
-    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "all acknowledged")
+    until(
+        lambda: not any(agent.machine.read_node(lambda node: node.delivery.describe_unfinished()) for agent in agents),
+        "all acknowledged",
+    )
 
 
 class Noted:
@@ -273,11 +278,11 @@ def test_a_queued_method_keeps_its_value(agents: list[Agent], says_so: bool) -> 
     else:
         del noted, other, noting
     gc.collect()
-    until(lambda: not agents[1].machine.ask(lambda node: gone in node.rrefs.owned), "the other's value has gone")
+    until(lambda: not agents[1].machine.read_node(lambda node: gone in node.rrefs.owned), "the other's value has gone")
     Noted.gate.set()
     assert all(future.wait() for future in busy)
     assert Noted.noted.wait(10)
-    until(lambda: not agents[1].machine.ask(lambda node: kept in node.rrefs.owned), "so has this one's")
+    until(lambda: not agents[1].machine.read_node(lambda node: kept in node.rrefs.owned), "so has this one's")
 
 
 def test_a_method_of_a_lost_value_raises_worker_lost_error(agents: list[Agent]) -> None:
@@ -285,7 +290,7 @@ def test_a_method_of_a_lost_value_raises_worker_lost_error(agents: list[Agent]) 
     counter.to_here()
     fork = counter._fork
     assert fork is not None
-    agents[0].machine.ask(lambda node: node.rrefs.users.pop(fork))  # as after the loss of its owner
+    agents[0].machine.read_node(lambda node: node.rrefs.users.pop(fork))  # as after the loss of its owner
     with pytest.raises(WorkerLostError, match="create the value again"):
         counter.rpc_sync().up()
 

@@ -37,7 +37,7 @@ class As:
 
     def __call__(self, agent: Agent, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Answer[Any]:
         def run() -> Any:
-            with current.using(agent):
+            with current.use_agent(agent):
                 return function(*args, **kwargs)
 
         return self._threads.submit(run)
@@ -56,7 +56,7 @@ def open_rounds(agent: Agent) -> int:
 
 
 def has_given(follower: Agent, leader: Agent) -> bool:
-    return open_rounds(leader) == 1 and follower.machine.ask(lambda node: not node.calls.outgoing)
+    return open_rounds(leader) == 1 and follower.machine.read_node(lambda node: not node.calls.outgoing)
 
 
 def test_all_gather_returns_the_objects_of_all_members(agents: list[Agent], on: As) -> None:
@@ -153,9 +153,7 @@ def patient(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(agent.links, "clock", lambda now=now: now)
 
 
-def test_all_gather_raises_at_its_timeout_and_the_next_round_works(
-    agents: list[Agent], on: As, patient: None
-) -> None:
+def test_all_gather_raises_at_its_timeout_and_the_next_round_works(agents: list[Agent], on: As, patient: None) -> None:
     answers = [on(agents[1], api._all_gather, 0, EVERYONE, timeout=0.2)]
     until(lambda: given(agents, agents[1]))
     answers.append(on(agents[0], api._all_gather, 0, EVERYONE, timeout=0.2))
@@ -166,9 +164,7 @@ def test_all_gather_raises_at_its_timeout_and_the_next_round_works(
     assert [answer.result(20) for answer in answers] == [{"notebook": 0, "worker1": 1, "worker2": 2}] * 3
 
 
-def test_followers_that_do_not_receive_the_result_in_time_are_named(
-    agents: list[Agent], on: As, patient: None
-) -> None:
+def test_followers_that_do_not_receive_the_result_in_time_are_named(agents: list[Agent], on: As, patient: None) -> None:
     gate = threading.Event()
     Slow.gates.append(gate)
     answers = [on(agent, api._all_gather, Slow(), timeout=0.5) for agent in agents[1:]]
@@ -181,7 +177,7 @@ def test_followers_that_do_not_receive_the_result_in_time_are_named(
         with pytest.raises(RpcTimeoutError):
             answer.result(20)
     gate.set()  # not earlier: the followers would receive the result after all
-    until(lambda: not any(agent.machine.ask(lambda node: node.calls.serving) for agent in agents))
+    until(lambda: not any(agent.machine.read_node(lambda node: node.calls.serving) for agent in agents))
     assert [open_rounds(agent) for agent in agents] == [0, 0, 0]
 
 
@@ -195,7 +191,7 @@ class Slow:
 
 
 def _unpack() -> Slow:
-    if current.current().id:
+    if current.current_agent().id:
         Slow.gates[-1].wait(20)
     return Slow()
 

@@ -34,7 +34,7 @@ print(rpc.rpc_sync("worker2", "only_there", (6,)))
 print(rpc.rpc_sync("worker1", rpc.rpc_sync, ("worker2", max, (8, 9))))
 big = torch.arange(1 << 20)
 print(torch.equal(rpc.rpc_sync("worker1", torch.neg, (big,)), -big))
-members = rpc._get_current_rpc_agent().machine.ask(lambda node: sorted(node.members.members.values()))
+members = rpc._get_current_rpc_agent().machine.read_node(lambda node: sorted(node.members.members.values()))
 print([member.remote.split(":")[0] for member in members])
 rpc.shutdown()
 """

@@ -50,12 +50,15 @@ def told(agent: Agent) -> list[tuple[str, str]]:
         if type(message).__name__ not in ("Seen", "Notice"):
             found.append((how, type(message).__name__))
 
-    agent.machine.ask(lambda node: node.listen(None, tell))
+    agent.machine.read_node(lambda node: node.set_observers(None, tell))
     return found
 
 
 def until_quiet(agents: list[Agent]) -> None:
-    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "all acknowledged")
+    until(
+        lambda: not any(agent.machine.read_node(lambda node: node.delivery.describe_unfinished()) for agent in agents),
+        "all acknowledged",
+    )
 
 
 def made(agents: list[Agent]) -> Any:
@@ -124,12 +127,12 @@ def test_a_queued_call_keeps_the_value_of_its_rref(
     let_go(box), let_go(other)
     del box, other
     gc.collect()
-    until(lambda: not agents[1].machine.ask(lambda node: gone in node.rrefs.owned), "the other's value has gone")
-    assert agents[1].machine.ask(lambda node: kept in node.rrefs.owned)
+    until(lambda: not agents[1].machine.read_node(lambda node: gone in node.rrefs.owned), "the other's value has gone")
+    assert agents[1].machine.read_node(lambda node: kept in node.rrefs.owned)
     Gate.opened.set()
     assert all(future.wait() for future in busy)
     assert (asked.wait() if how is rpc_async else asked.to_here()) == (True, True)
-    until(lambda: not agents[1].machine.ask(lambda node: kept in node.rrefs.owned), "so has this one's")
+    until(lambda: not agents[1].machine.read_node(lambda node: kept in node.rrefs.owned), "so has this one's")
 
 
 def test_an_rref_in_a_result_is_sent_as_a_fork(agents: list[Agent]) -> None:
@@ -144,7 +147,7 @@ def test_an_rref_in_a_result_is_sent_as_a_fork(agents: list[Agent]) -> None:
 
 def test_an_rref_of_another_incarnation_of_the_owner_is_refused(agents: list[Agent]) -> None:
     box = made(agents)
-    agents[0].machine.ask(lambda node: setattr(node.rrefs.users[box._fork], "life", 7))
+    agents[0].machine.read_node(lambda node: setattr(node.rrefs.users[box._fork], "owner_incarnation", 7))
     with pytest.raises(WorkerLostError, match="was lost with the worker that held it"):
         rpc_sync("worker1", where, (box,))
 
@@ -153,10 +156,13 @@ def test_a_name_of_a_freed_value_raises_and_does_not_wait(agents: list[Agent]) -
     """For example in a call that has begun when its caller cancels it and releases the value."""
     box = made(agents)
     name = (*box._rref, 0, "")
-    assert agents[1].values.named(*name)._rref == box._rref
+    assert agents[1].values.make_named_handle(*name)._rref == box._rref
     box.release()
-    until(lambda: not agents[1].machine.ask(lambda node: node.rrefs.owned), "the value has gone")
-    for ask in (agents[1].values.named, lambda *name: rpc_sync("worker1", run_method_there, (*name[:3], "__str__"))):
+    until(lambda: not agents[1].machine.read_node(lambda node: node.rrefs.owned), "the value has gone")
+    for ask in (
+        agents[1].values.make_named_handle,
+        lambda *name: rpc_sync("worker1", run_method_there, (*name[:3], "__str__")),
+    ):
         with pytest.raises(RpcError, match="has been released"):
             ask(*name)
     assert agents[1].values._kept == {}
@@ -187,4 +193,4 @@ def test_a_call_with_a_released_rref_fails_with_its_reason(agents: list[Agent]) 
 @pytest.mark.parametrize("name", [(1, 2, 3, "0", ""), (1, 2, True, 0, ""), (1, 2, 3, 0, None)])
 def test_an_invalid_name_of_an_rref_is_refused(agents: list[Agent], name: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError, match="an invalid name of an RRef"):
-        agents[1].values.named(*name)
+        agents[1].values.make_named_handle(*name)

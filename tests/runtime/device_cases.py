@@ -28,7 +28,7 @@ CROSSED = {"fake:0": "fake:1", "fake:1": "fake:0"}
 def crossed(sent: Any) -> Any:
     codec = Codec()
     route = Route({ZERO: ONE, ONE: ZERO}, "No way.")
-    return codec.decode(codec.encode(sent, route=route)[0])
+    return codec.decode_value(codec.encode_value(sent, route=route)[0])
 
 
 def seen(tensor: torch.Tensor) -> list[Any]:
@@ -79,9 +79,9 @@ def test_a_column_and_a_small_view_are_sent_without_the_rest() -> None:
 
 def test_a_tensor_without_a_route_is_named_with_its_path() -> None:
     with pytest.raises(SerializationError, match=r"^value\[1\]: a tensor on fake:0 has no route to its destination"):
-        Codec().encode([1, torch.ones(1, device=ZERO)])
+        Codec().encode_value([1, torch.ones(1, device=ZERO)])
     with pytest.raises(SerializationError, match=r"^value\[0\]: a tensor on fake:1 has no route.*Nowhere"):
-        Codec().encode([torch.zeros(0, device=ONE)], route=Route({ZERO: CPU}, "Nowhere."))
+        Codec().encode_value([torch.zeros(0, device=ONE)], route=Route({ZERO: CPU}, "Nowhere."))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.[a-z_]*` is deprecated")
@@ -89,7 +89,7 @@ def test_a_script_module_arrives_on_the_mapped_device() -> None:
     module = torch.jit.script(torch.nn.Linear(2, 2).to(ZERO))
     assert {p.device for p in crossed(module).parameters()} == {ONE}
     with pytest.raises(SerializationError, match=r"^value: a tensor on fake:0 has no route"):
-        Codec().encode(module)
+        Codec().encode_value(module)
 
 
 # -- calls
@@ -206,7 +206,7 @@ def test_gradients_of_a_result_go_to_the_device_of_the_callee(tmp_path: Path) ->
 
 def through(x: torch.Tensor) -> torch.Tensor:
     assert x.device == ZERO
-    answer: torch.Tensor = current.current().call("worker2", squared, (x * 3,)).wait()
+    answer: torch.Tensor = current.current_agent().call("worker2", squared, (x * 3,)).wait()
     assert answer.device == ZERO
     return answer + 1
 
@@ -226,7 +226,7 @@ def test_a_map_with_a_missing_source_device_is_refused(tmp_path: Path, wrong: st
     said = f"source devices with invalid indices in its device map for worker1: {wrong}; notebook has 2 of fake"
     with pytest.raises(ValueError, match=f"^Node notebook has {said}"):
         start_agent(config(tmp_path, 0, device_maps={"worker1": {wrong: "fake:0"}}))
-    assert current.find() is None
+    assert current.find_current() is None
 
 
 def test_a_newcomer_that_does_not_fit_the_map_of_a_member_is_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def add(a: Any, b: Any = 1) -> Any:
 
 
 def who() -> tuple[str, int]:
-    return current.current().name, current.caller()
+    return current.current_agent().name, current.caller_id()
 
 
 def down(levels: int, here: str, there: str) -> int:
@@ -159,7 +159,7 @@ def test_a_call_whose_deadline_passes_before_it_is_sent_raises_a_timeout(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a busy machine, where the thread of the caller is delayed."""
-    caller, feed, release = agents[0], agents[0].machine.feed, threading.Event()
+    caller, feed, release = agents[0], agents[0].machine.feed_event, threading.Event()
     _releases.append(release)
     first = iter([True])
 
@@ -169,7 +169,7 @@ def test_a_call_whose_deadline_passes_before_it_is_sent_raises_a_timeout(
             until(lambda: not len(caller.pending.deadlines), "the keeper finds what is due already")
         feed(event, may_wait)
 
-    monkeypatch.setattr(caller.machine, "feed", late)
+    monkeypatch.setattr(caller.machine, "feed_event", late)
     future = caller.call("worker1", _hold, (len(_releases) - 1,), timeout=0.001)
     with pytest.raises(RpcTimeoutError):
         future.wait()
@@ -374,11 +374,11 @@ def test_invalid_data_on_the_socket_is_refused_and_never_unpickled(
 ) -> None:
     canary = tmp_path / "canary"
     before = agents[0]._peers.acceptor.refusals.count
-    stranger = Opener(agents[0].config.secret).connect(address_of(agents[0]), time.monotonic() + 5)
+    stranger = Opener(agents[0].config.secret).connect_stream(address_of(agents[0]), time.monotonic() + 5)
     stranger.write([memoryview(data + pickle.dumps(Canary(str(canary))))], True)
-    stranger.shut()
+    stranger.shut_down()
     until(lambda: agents[0]._peers.acceptor.refusals.count == before + 1, "the stranger to be refused")
-    stranger.release()
+    stranger.close_descriptor()
     assert not canary.exists()
     assert agents[0].call("worker1", add, (1,)).wait() == 2
 
@@ -416,7 +416,7 @@ def test_notices_arrive_in_order(agents: list[Agent]) -> None:
 
 
 def test_a_snapshot_with_the_later_changes_equals_the_tables(agents: list[Agent]) -> None:
-    from rpcbench.base.ids import apply
+    from rpcbench.base.ids import apply_change
 
     agents[1].listen(True)
     _, tables = agents[1].snapshot()
@@ -425,16 +425,16 @@ def test_a_snapshot_with_the_later_changes_equals_the_tables(agents: list[Agent]
         rpc_sync("worker2", fetch, (rref,))
     del rrefs[3:], rref
     until(lambda: [row["ready"] for row in agents[1].tables()["owned"].values()] == [True] * 3)
-    batch = agents[1].bus.drain(10_000)
+    batch = agents[1].bus.drain_changes(10_000)
     for table, rows in batch.rows.items():
         for key, row in rows.items():
-            apply(tables, table, key, row)
+            apply_change(tables, table, key, row)
     assert batch.dropped == 0 and tables["owned"] == agents[1].tables()["owned"]
 
 
 def test_an_agent_without_listeners_records_no_changes(agents: list[Agent]) -> None:
     remote("worker1", add, (1,)).to_here()
-    assert agents[1].bus.drain(10).rows == {}
+    assert agents[1].bus.drain_changes(10).rows == {}
 
 
 # -- life

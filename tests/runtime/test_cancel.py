@@ -97,7 +97,7 @@ def test_a_call_whose_deadline_passes_in_the_queue_never_runs(agents: list[Agent
     until(creation.done)
     with pytest.raises(RpcTimeoutError, match=r"creation via rpc\.remote"):
         rref.to_here()
-    until(lambda: not agents[0].machine._node.delivery.pairs[1].missing(), "worker1 to have both cancels")
+    until(lambda: not agents[0].machine._node.delivery.pairs[1].has_unacknowledged(), "worker1 to have both cancels")
     free.set()
     assert rpc_sync("worker1", run, ("next",)) == "next"
     assert _ran == ["hold", "next"]
@@ -110,7 +110,7 @@ def test_a_call_that_expires_in_the_queue_never_runs_even_without_a_cancel(
 ) -> None:
     """The Cancel message of the caller is late."""
     free = busy(agents[0])
-    monkeypatch.setattr(agents[1].machine._node.calls, "cancel_asked", lambda source, call: None)
+    monkeypatch.setattr(agents[1].machine._node.calls, "cancel_requested", lambda source, call: None)
     with pytest.raises(RpcTimeoutError):
         rpc_sync("worker1", run, ("queued",), timeout=0.1)
     serving = agents[1].machine._node.calls.serving

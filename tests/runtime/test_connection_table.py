@@ -48,22 +48,22 @@ class Pair:
         base = self.serials if afresh else 0
         peer = Identity("test", 1, "worker1", incarnation, serial=self.serials, base=base)
         entry = ConnectionEntry(peer, 1, Wire())  # type: ignore[arg-type]
-        self.reunion.remove_replaced(peer)
-        if self.entries.add(entry):
+        self.reunion.prepare_replacement(peer)
+        if self.entries.add_connection(entry):
             self.made.append(entry)
-            self.reunion.stands(peer)
+            self.reunion.connection_established(peer)
         return entry
 
     def write(self) -> None:
         """Number a message, and write it to the current connection."""
         self.sent += 1
-        wire = self.entries.find(1)
+        wire = self.entries.find_connection(1)
         assert isinstance(wire, Wire)
         wire.got.append(self.sent)
 
     def fall(self, entry: ConnectionEntry, ending: ConnectionEnd = CUT) -> None:
-        entry.connection.cut()
-        self.reunion.over(entry, ending)
+        entry.connection.break_connection()
+        self.reunion.connection_ended(entry, ending)
 
     def _dial(self, to: int, ways: Sequence[str], seconds: float) -> None:
         self.attempts.pop(0)()
@@ -172,8 +172,8 @@ def test_the_result_of_an_earlier_search_does_not_decide_a_later_one(pair: Pair)
 def test_one_of_two_connections_can_break_while_the_other_is_replaced(pair: Pair) -> None:
     first, _ = pair.connect(), pair.connect()
     pair.write()
-    first.connection.cut()
-    falling = threading.Thread(target=pair.reunion.over, args=(first, CUT))
+    first.connection.break_connection()
+    falling = threading.Thread(target=pair.reunion.connection_ended, args=(first, CUT))
     falling.start()
     pair.connect(afresh=True)
     falling.join(20)
@@ -186,7 +186,7 @@ def test_one_of_two_connections_can_break_and_the_other_stays_in_use(pair: Pair)
     pair.write()
     pair.fall(first)
     assert pair.told == ["broken", "resumed"]
-    assert pair.entries.find(1) is second.connection
+    assert pair.entries.find_connection(1) is second.connection
 
 
 def test_a_resumption_is_never_reported_before_its_break(pair: Pair) -> None:
@@ -201,15 +201,15 @@ def test_a_resumption_is_never_reported_before_its_break(pair: Pair) -> None:
 def test_a_process_that_has_ended_is_reported_once_and_barred(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconnect, "_TOGETHER", 20.0)  # for which the first of both threads waits for the other
     first, second = pair.connect(), pair.connect()
-    second.connection.cut()
+    second.connection.break_connection()
     pair.attempts = [hung_up, nobody]
-    falling = threading.Thread(target=pair.reunion.over, args=(second, CUT))
+    falling = threading.Thread(target=pair.reunion.connection_ended, args=(second, CUT))
     falling.start()
     pair.fall(first)
     falling.join(20)
     assert pair.told == ["ended 0"], "and no break"
-    assert pair.entries.barred(first.peer)
-    assert not pair.entries.add(first), "even a connection whose handshake began earlier is barred"
+    assert pair.entries.bar_reason(first.peer)
+    assert not pair.entries.add_connection(first), "even a connection whose handshake began earlier is barred"
 
 
 def test_a_connection_that_its_peer_ends_on_purpose_is_reported_as_ended(pair: Pair) -> None:
@@ -226,7 +226,7 @@ def test_a_refusal_is_ignored_if_the_peer_has_connected_meanwhile(pair: Pair) ->
 
     pair.attempts = [come_and_refuse]
     pair.fall(first)
-    assert pair.told == ["broken", "resumed"] and pair.entries.barred(first.peer) is None
+    assert pair.told == ["broken", "resumed"] and pair.entries.bar_reason(first.peer) is None
 
 
 def test_a_new_incarnation_ends_the_search_for_the_old_one(pair: Pair) -> None:
@@ -240,18 +240,18 @@ def test_a_peer_that_was_given_up_is_not_searched_for_and_cannot_return(pair: Pa
     first = pair.connect()
 
     def given_up() -> None:
-        pair.entries.drop(1, 0, "nothing was received from it")
+        pair.entries.bar_process(1, 0, "nothing was received from it")
         hung_up()
 
     pair.attempts = [given_up]
     pair.fall(first)
-    assert pair.told == [] and not pair.entries.add(first)
+    assert pair.told == [] and not pair.entries.add_connection(first)
 
 
 @pytest.mark.parametrize("noticed", [False, True])
 def test_a_sender_waits_for_the_search_for_its_peer_and_does_not_dial(pair: Pair, noticed: bool) -> None:
     first, found = pair.connect(), []
-    first.connection.cut()
+    first.connection.break_connection()
     sender = threading.Thread(target=lambda: found.append(pair.entries.find_or_dial(1)))
 
     def begin_to_send() -> None:
@@ -263,7 +263,7 @@ def test_a_sender_waits_for_the_search_for_its_peer_and_does_not_dial(pair: Pair
     pair.attempts = [begin_to_send if noticed else pair.connect]
     if not noticed:
         begin_to_send()
-    pair.reunion.over(first, CUT)
+    pair.reunion.connection_ended(first, CUT)
     sender.join(20)
     assert found == [pair.made[1].connection], "the sender has not dialled"
 
@@ -274,15 +274,15 @@ def test_one_of_two_senders_dials_and_the_other_waits_for_the_connection(pair: P
     other = threading.Thread(target=lambda: found.append(pair.entries.find_or_dial(1)))
     other.start()
     entry = pair.connect()
-    pair.entries.dialled(1)
+    pair.entries.dial_finished(1)
     other.join(20)
     assert found == [entry.connection]
 
 
 def test_no_sender_waits_and_no_break_is_reported_after_the_table_is_closed(pair: Pair) -> None:
     first = pair.connect()
-    first.connection.cut()
+    first.connection.break_connection()
     pair.entries.close()
     assert pair.entries.find_or_dial(1) is None
-    pair.reunion.over(first, CUT)
+    pair.reunion.connection_ended(first, CUT)
     assert pair.told == []

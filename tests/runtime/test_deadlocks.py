@@ -53,13 +53,13 @@ def hold(name: str) -> None:
 # -- circles
 def give(rref: RRef[Any]) -> None:
     """Each worker uses its own handle, as in separate processes."""
-    name = current.current().name
+    name = current.current_agent().name
     _shared[f"{name}'s"] = rref
     event(name).set()
 
 
 def wait_for_what_is_given() -> Any:
-    name = current.current().name
+    name = current.current_agent().name
     assert event(name).wait(20)
     return _shared[f"{name}'s"].to_here()
 
@@ -264,7 +264,7 @@ def test_a_long_wait_is_logged_once(
 def test_explain_fails_without_a_world() -> None:
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpcbench.explain()
-    assert current.find() is None
+    assert current.find_current() is None
 
 
 _COLLECTING = """
@@ -277,7 +277,7 @@ def let_others_run(*_):
 
 gc.callbacks.append(let_others_run)
 gc.set_threshold(1)
-looking = [threading.Thread(target=lambda: [deadlocks.threads() for _ in range(60)]) for _ in range(4)]
+looking = [threading.Thread(target=lambda: [deadlocks.thread_states() for _ in range(60)]) for _ in range(4)]
 for each in looking:
     each.start()
 while any(each.is_alive() for each in looking):

@@ -73,14 +73,14 @@ BASE = "Node worker0 has"
 def test_invalid_device_maps_are_refused_with_a_reason(
     maps: Any, used: tuple[str, ...], other: tuple[str, ...], said: str | None
 ) -> None:
-    found = values.problem([member(0, 2, maps, used), member(1, 2, used=other)], closed=True)
+    found = values.find_map_error([member(0, 2, maps, used), member(1, 2, used=other)], closed=True)
     assert found == said or (said is not None and found is not None and found.startswith(said))
 
 
 def test_a_map_in_an_open_world_can_name_unknown_workers() -> None:
     maps = {"worker7": {"cuda:0": "cuda:1"}}
-    assert values.problem([member(0, 2, maps)], closed=False) is None
-    assert values.problem([member(0, 0, maps)], closed=False) is not None
+    assert values.find_map_error([member(0, 2, maps)], closed=False) is None
+    assert values.find_map_error([member(0, 0, maps)], closed=False) is not None
 
 
 class LateView(Link):
@@ -90,11 +90,11 @@ class LateView(Link):
         super().__init__()
         self._sender = sender
 
-    def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
+    def handle_outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
         slow = to == 2 and isinstance(message, View) and message.complete
         if slow and self._sender[0] is not threading.current_thread():
             self._sender[0].join(0.5)  # time to leave, for a member that does not wait for the others
-        super().outgoing(to, seq, message, may_wait)
+        super().handle_outgoing(to, seq, message, may_wait)
 
 
 def test_all_members_of_a_closed_world_get_the_same_error_about_a_map(tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_all_members_of_a_closed_world_get_the_same_error_about_a_map(tmp_path: 
         thread.join(60)
     assert len(heard) == 3 and len(set(heard.values())) == 1
     assert heard[0].startswith("Node worker1 has source devices with invalid indices in its device map for worker2")
-    assert current.find() is None
+    assert current.find_current() is None

@@ -20,28 +20,28 @@ def bus() -> EventLog:
 
 def note(bus: EventLog, *keys: int) -> None:
     for key in keys:
-        bus.note("Changed", "table", str(key), lambda key=key: {"value": key})
+        bus.record_change("Changed", "table", str(key), lambda key=key: {"value": key})
 
 
 def drained(bus: EventLog, most: int = 10) -> list[str]:
-    return [key for rows in bus.drain(most).rows.values() for key in rows]
+    return [key for rows in bus.drain_changes(most).rows.values() for key in rows]
 
 
 def test_a_log_keeps_no_changes_while_it_is_not_listening(bus: EventLog) -> None:
     bus.listening = False
     note(bus, 1, 2)
-    assert bus.drain(10) == ChangedRows(0, {}, 0) and not bus.filled
+    assert bus.drain_changes(10) == ChangedRows(0, {}, 0) and not bus.filled
     bus.listening = True
     note(bus, 3)
-    assert bus.drain(10) == ChangedRows(1, {"table": {"3": {"value": 3}}}, 0)
+    assert bus.drain_changes(10) == ChangedRows(1, {"table": {"3": {"value": 3}}}, 0)
 
 
 def test_changed_rows_are_drained_in_order_and_in_batches(bus: EventLog) -> None:
     note(bus, 1, 2, 3)
-    assert bus.drain(2) == ChangedRows(1, {"table": {"1": {"value": 1}, "2": {"value": 2}}}, 0)
+    assert bus.drain_changes(2) == ChangedRows(1, {"table": {"1": {"value": 1}, "2": {"value": 2}}}, 0)
     assert bus.filled, "there are more rows"
-    assert bus.drain(2) == ChangedRows(2, {"table": {"3": {"value": 3}}}, 0)
-    assert not bus.filled and bus.drain(2) == ChangedRows(2, {}, 0), "an empty batch has no number"
+    assert bus.drain_changes(2) == ChangedRows(2, {"table": {"3": {"value": 3}}}, 0)
+    assert not bus.filled and bus.drain_changes(2) == ChangedRows(2, {}, 0), "an empty batch has no number"
     note(bus, 4)
     assert bus.filled
 
@@ -55,12 +55,12 @@ def test_a_row_that_changes_often_is_built_once_with_its_latest_value(bus: Event
 
     for value in range(5):
         state["value"] = value
-        bus.note("Changed", "table", "a", row)
+        bus.record_change("Changed", "table", "a", row)
     assert made == []
-    assert bus.drain(10).rows == {"table": {"a": {"value": 4}}} and made == [{"value": 4}]
-    bus.note("Changed", "table", "a", row)
+    assert bus.drain_changes(10).rows == {"table": {"a": {"value": 4}}} and made == [{"value": 4}]
+    bus.record_change("Changed", "table", "a", row)
     state.clear()
-    assert bus.drain(10).rows == {"table": {"a": None}}
+    assert bus.drain_changes(10).rows == {"table": {"a": None}}
 
 
 def test_the_oldest_changes_beyond_the_capacity_are_dropped_and_counted(
@@ -68,20 +68,22 @@ def test_the_oldest_changes_beyond_the_capacity_are_dropped_and_counted(
 ) -> None:
     monkeypatch.setattr(module, "CAPACITY", 3)
     note(bus, *range(1, 6), 5)
-    batch = bus.drain(10)
+    batch = bus.drain_changes(10)
     assert ([*batch.rows["table"]], batch.dropped) == (["3", "4", "5"], 2)
     note(bus, 6)
-    assert [bus.drain(10).dropped, bus.drain(10).dropped] == [0, 0], "each dropped change is counted once"
+    assert [bus.drain_changes(10).dropped, bus.drain_changes(10).dropped] == [0, 0], (
+        "each dropped change is counted once"
+    )
 
 
 def test_only_later_changes_are_drained_after_a_restart(bus: EventLog) -> None:
     note(bus, 1, 2)
     assert drained(bus) == ["1", "2"]
     note(bus, 3)
-    assert bus.restart() == 1
+    assert bus.restart_batches() == 1
     assert not bus.filled and drained(bus) == []
     note(bus, 4)
-    assert bus.drain(10) == ChangedRows(2, {"table": {"4": {"value": 4}}}, 0)
+    assert bus.drain_changes(10) == ChangedRows(2, {"table": {"4": {"value": 4}}}, 0)
 
 
 def test_no_change_from_several_threads_is_missed(bus: EventLog) -> None:
@@ -97,6 +99,6 @@ def test_no_change_from_several_threads_is_missed(bus: EventLog) -> None:
 
 def test_the_tables_of_features_are_built_on_request(bus: EventLog) -> None:
     rows = {"a": {"value": 1}}
-    bus.register("ops", lambda: dict(rows))
+    bus.register_table("ops", lambda: dict(rows))
     rows["b"] = {"value": 2}
     assert bus.feature_tables() == {"ops": {"a": {"value": 1}, "b": {"value": 2}}}

@@ -31,7 +31,7 @@ DENSE = torch.tensor([[0.0, 2, 0, 0], [3, 0, 0, 4]])
 
 def travelled(sent: Any, here: torch.device = ZERO, there: torch.device = ZERO) -> Any:
     codec = Codec()
-    return codec.decode(codec.encode(sent, route=Route({here: there}, "No way."))[0])
+    return codec.decode_value(codec.encode_value(sent, route=Route({here: there}, "No way."))[0])
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,17 @@ def test_a_map_can_swap_two_devices(tmp_path: Path) -> None:
 READ = """
 import torch
 from rpcbench.runtime import gpus
-print(gpus.own().label, gpus.report()["total"])
+print(gpus.own_gpu().gpu_label, gpus.gpu_report()["total"])
 assert not torch.cuda.is_initialized()
 total = torch.cuda.get_device_properties(0).total_memory
-assert abs(gpus.report()["total"] - total) < 0.1 * total and gpus.own().name == torch.cuda.get_device_name(0)
+assert abs(gpus.gpu_report()["total"] - total) < 0.1 * total and gpus.own_gpu().name == torch.cuda.get_device_name(0)
 """
 
 
 def test_the_driver_and_torch_agree_on_the_gpu_and_reading_initialises_nothing() -> None:
     pytest.importorskip("pynvml", reason="figures need nvidia-ml-py")
     last = torch.cuda.device_count() - 1
-    shown = gpus.visible()[last].entry
+    shown = gpus.visible_gpus()[last].entry
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": shown}
     subprocess.run([sys.executable, "-c", READ], env=environ, check=True, timeout=100)
 

@@ -23,13 +23,13 @@ OOM = (
 def test_the_gpus_of_the_host_have_numbers_and_names(tmp_path: Path) -> None:
     with fake_gpus(tmp_path, 2) as fake:
         fake.change(1, name="NVIDIA Old (bytes)")
-        gpus.forget()
-        assert gpus.visible() == [
+        gpus.reset_driver()
+        assert gpus.visible_gpus() == [
             Gpu(fake.uuid(0), 0, fake.uuid(0), "NVIDIA Fake 80GB"),
             Gpu(fake.uuid(1), 1, fake.uuid(1), "NVIDIA Old (bytes)"),
         ]
-        assert [gpu.label for gpu in gpus.visible()] == ["0 Fake 80GB", "1 Old (bytes)"]
-        assert gpus.own() is None and gpus.report() is None, "CUDA shows several"
+        assert [gpu.gpu_label for gpu in gpus.visible_gpus()] == ["0 Fake 80GB", "1 Old (bytes)"]
+        assert gpus.own_gpu() is None and gpus.gpu_report() is None, "CUDA shows several"
     assert not torch.cuda.is_initialized()
 
 
@@ -48,34 +48,34 @@ def test_the_gpus_of_the_host_have_numbers_and_names(tmp_path: Path) -> None:
 )
 def test_the_variable_of_cuda_restricts_and_orders_them(tmp_path: Path, shown: str, indices: list[int | None]) -> None:
     with fake_gpus(tmp_path, 4, shown):
-        assert [gpu.number for gpu in gpus.visible()] == indices
+        assert [gpu.number for gpu in gpus.visible_gpus()] == indices
         words = [word.strip() for word in shown.split(",")]
-        assert [gpu.entry for gpu in gpus.visible()] == words[: len(indices)]
+        assert [gpu.entry for gpu in gpus.visible_gpus()] == words[: len(indices)]
 
 
 def test_the_only_one_that_is_shown_is_the_process_s_own_with_figures(tmp_path: Path) -> None:
     with fake_gpus(tmp_path, 3, "1") as fake:
-        assert gpus.report() == {"name": "1 Fake 80GB", "memory": 0, "total": 80 * GB, "use": 0.0}
+        assert gpus.gpu_report() == {"name": "1 Fake 80GB", "memory": 0, "total": 80 * GB, "use": 0.0}
         fake.change(1, used=3 * GB, use=42)
-        assert gpus.report() == {"name": "1 Fake 80GB", "memory": 3 * GB, "total": 80 * GB, "use": 0.42}
+        assert gpus.gpu_report() == {"name": "1 Fake 80GB", "memory": 3 * GB, "total": 80 * GB, "use": 0.42}
         fake.change(1, use=None)
-        assert gpus.report() == {"name": "1 Fake 80GB", "memory": 3 * GB, "total": 80 * GB, "use": None}
+        assert gpus.gpu_report() == {"name": "1 Fake 80GB", "memory": 3 * GB, "total": 80 * GB, "use": None}
         fake.change(1, lost=True)
-        assert gpus.report() == {"name": "1 Fake 80GB", "memory": None, "total": None, "use": None}
+        assert gpus.gpu_report() == {"name": "1 Fake 80GB", "memory": None, "total": None, "use": None}
         fake.path.unlink()
-        assert gpus.report() == {"name": "1 Fake 80GB", "memory": None, "total": None, "use": None}
+        assert gpus.gpu_report() == {"name": "1 Fake 80GB", "memory": None, "total": None, "use": None}
 
 
 def test_a_gpu_that_is_lost_from_the_beginning_is_left_out_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
     with fake_gpus(tmp_path, 3) as fake:
         fake.change(1, lost=True)
-        gpus.forget()
-        assert [gpu.number for gpu in gpus.visible()] == [0, 2]
+        gpus.reset_driver()
+        assert [gpu.number for gpu in gpus.visible_gpus()] == [0, 2]
 
 
 def test_a_part_of_a_gpu_has_an_entry_and_no_figures(tmp_path: Path) -> None:
     with fake_gpus(tmp_path, 1, "MIG-0123456789abcdef"):
-        assert gpus.report() == {"name": "MIG-01234567", "memory": None, "total": None, "use": None}
+        assert gpus.gpu_report() == {"name": "MIG-01234567", "memory": None, "total": None, "use": None}
 
 
 @pytest.mark.parametrize("absent", ["driver", "module"])
@@ -87,14 +87,14 @@ def test_without_a_driver_or_pynvml_torch_counts_and_there_are_no_figures(
             fake.path.unlink()
         else:
             monkeypatch.setitem(sys.modules, "pynvml", None)  # its import raises ModuleNotFoundError
-        gpus.forget()
+        gpus.reset_driver()
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        assert gpus.visible() == [Gpu("5"), Gpu("7")]
+        assert gpus.visible_gpus() == [Gpu("5"), Gpu("7")]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        assert gpus.report() == {"name": "7", "memory": None, "total": None, "use": None}
+        assert gpus.gpu_report() == {"name": "7", "memory": None, "total": None, "use": None}
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
-        assert gpus.visible() == [] and gpus.report() is None
+        assert gpus.visible_gpus() == [] and gpus.gpu_report() is None
 
 
 def test_a_fork_asks_the_driver_itself(tmp_path: Path) -> None:
@@ -102,13 +102,13 @@ def test_a_fork_asks_the_driver_itself(tmp_path: Path) -> None:
     program = """
 import os
 from rpcbench.runtime import gpus
-assert len(gpus.visible()) == 2
+assert len(gpus.visible_gpus()) == 2
 child = os.fork()
 if child == 0:
     open(os.environ["FAKE_NVML"], "w").write("[]")
-    os._exit(len(gpus.visible()))
+    os._exit(len(gpus.visible_gpus()))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "it kept the GPUs of its parent"
-assert len(gpus.visible()) == 2
+assert len(gpus.visible_gpus()) == 2
 """
     with fake_gpus(tmp_path, 2) as fake:
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -24,19 +24,19 @@ class Holding(Link):
         self.held: list[tuple[int, int, Message, bool]] = []
         self.hold = threading.Event()
 
-    def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
+    def handle_outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
         if self.hold.is_set() and isinstance(message, Call):
             self.held.append((to, seq, message, may_wait))
         else:
-            super().outgoing(to, seq, message, may_wait)
+            super().handle_outgoing(to, seq, message, may_wait)
 
 
 class Repeating(Link):
     """Delivers every message twice."""
 
-    def incoming(self, source: int, seq: int, message: Message) -> None:
-        super().incoming(source, seq, message)
-        super().incoming(source, seq, message)
+    def handle_incoming(self, source: int, seq: int, message: Message) -> None:
+        super().handle_incoming(source, seq, message)
+        super().handle_incoming(source, seq, message)
 
 
 _runs: list[int] = []
@@ -60,7 +60,7 @@ def test_a_link_can_hold_calls_and_send_them_in_another_order(tmp_path: Path) ->
         assert len(link.held) == 4 and not any(future.done() for future in futures)
         link.hold.clear()
         for held in reversed(link.held):
-            Link.outgoing(link, *held)
+            Link.handle_outgoing(link, *held)
         assert [future.wait() for future in futures] == [divmod(number, 3) for number in range(4)]
     finally:
         there.stop()
@@ -72,7 +72,7 @@ def test_a_message_that_arrives_twice_is_handled_once(tmp_path: Path) -> None:
     here, there = two(tmp_path, Repeating(), Repeating())
     try:
         assert [here.call(1, run).wait() for _ in range(3)] == [1, 2, 3]
-        with current.using(here):
+        with current.use_agent(here):
             rref = remote("worker1", run)
             assert rref.to_here() == 4
             del rref
@@ -90,13 +90,13 @@ class Noting(Link):
         super().__init__()
         self.name, self.notes, self.lossy = name, notes, lossy
 
-    def outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
+    def handle_outgoing(self, to: int, seq: int, message: Message, may_wait: bool) -> None:
         self.notes.append(f"{self.name} out {seq}")
-        super().outgoing(to, seq, message, may_wait)
+        super().handle_outgoing(to, seq, message, may_wait)
 
-    def incoming(self, source: int, seq: int, message: Message) -> None:
+    def handle_incoming(self, source: int, seq: int, message: Message) -> None:
         self.notes.append(f"{self.name} in {seq}")
-        super().incoming(source, seq, message)
+        super().handle_incoming(source, seq, message)
 
 
 def test_links_are_passed_in_order_and_a_removed_link_is_bypassed() -> None:
@@ -107,18 +107,18 @@ def test_links_are_passed_in_order_and_a_removed_link_is_bypassed() -> None:
         first,
         lambda to, seq, *_: notes.append(f"sent {seq}"),
         lambda *came: notes.append(f"had {came[1]}"),
-        lambda: changes.append(links.lossy),
+        lambda: changes.append(links.is_lossy),
     )
-    links.add(second)
-    links.near.outgoing(1, 5, None, False)
-    links.far.incoming(1, 6, None)
+    links.add_link(second)
+    links.near.handle_outgoing(1, 5, None, False)
+    links.far.handle_incoming(1, 6, None)
     assert notes == ["first out 5", "second out 5", "sent 5", "second in 6", "first in 6", "had 6"]
     notes.clear()
-    links.remove(first)
-    links.remove(first)
-    first.outgoing(1, 7, None, False)  # its messages pass without the other links
-    first.incoming(1, 8, None)
-    links.near.outgoing(1, 9, None, False)
+    links.remove_link(first)
+    links.remove_link(first)
+    first.handle_outgoing(1, 7, None, False)  # its messages pass without the other links
+    first.handle_incoming(1, 8, None)
+    links.near.handle_outgoing(1, 9, None, False)
     assert notes == ["first out 7", "sent 7", "first in 8", "had 8", "second out 9", "sent 9"]
-    links.remove(second)
+    links.remove_link(second)
     assert [type(link) for link in links.all] == [Link] and changes == [True, True, True, False]

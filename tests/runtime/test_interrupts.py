@@ -139,5 +139,5 @@ def test_an_interrupt_does_not_split_an_event_of_the_node_from_its_effects(insid
 
     machine = LockedNode(cast(Any, None), lambda effect, may_wait: done.append("effect"))
     with pytest.raises(KeyboardInterrupt), uninterrupted if inside else contextlib.nullcontext():
-        machine.feed(event)
+        machine.feed_event(event)
     assert done == ["event", "effect"] and handler == [signal.SIGINT]

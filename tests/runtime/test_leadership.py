@@ -26,15 +26,15 @@ class LateNews(Link):
         super().__init__()
         self.go = threading.Event()
 
-    def outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
+    def handle_outgoing(self, to: int, seq: int, message: Any, may_wait: bool) -> None:
         if isinstance(message, View):
             threading.Thread(target=self._pass_on, args=(to, seq, message), daemon=True).start()
         else:
-            super().outgoing(to, seq, message, may_wait)
+            super().handle_outgoing(to, seq, message, may_wait)
 
     def _pass_on(self, to: int, seq: int, message: Any) -> None:
         assert self.go.wait(20)
-        super().outgoing(to, seq, message, True)
+        super().handle_outgoing(to, seq, message, True)
 
 
 def test_the_leader_of_a_closed_world_is_ready_only_when_all_members_know_it_is_complete(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_newcomers_find_the_heir_before_it_begins_to_lead(
     agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, heir, _ = agents
-    monkeypatch.setattr(heir._peers.acceptor, "lead", lambda me, view: None)
+    monkeypatch.setattr(heir._peers.acceptor, "publish_leadership", lambda me, view: None)
     first.shutdown()
-    assert Rendezvous(tmp_path).find() == address_of(heir)
+    assert Rendezvous(tmp_path).find_leader() == address_of(heir)
 
 
 def test_a_join_at_the_former_leader_is_turned_away(agents: list[Agent], tmp_path: Path) -> None:
@@ -91,5 +91,5 @@ def test_the_death_of_the_heir_ends_the_world_of_the_remaining_member(agents: li
     first.shutdown()
     until(lambda: all(agent._peers.find(other) is not None for agent, other in ((heir, 2), (third, 1))))
     heir.stop()
-    until(lambda: third.machine.ask(lambda node: node.members.ended))
+    until(lambda: third.machine.read_node(lambda node: node.members.ended))
     assert third.closing.wait(20)

@@ -16,7 +16,7 @@ from worlds import until, world
 from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.runtime import handles
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.checks import leaks
+from rpcbench.runtime.checks import find_leaks
 
 _kept: list[Any] = []
 
@@ -45,20 +45,20 @@ def line() -> int:
 
 def test_a_value_that_was_never_shared_is_no_leak(agents: list[Agent]) -> None:
     own = RRef([1])
-    assert [leaks(agent) for agent in agents] == [[], [], []], "a value that was never shared is no leak"
+    assert [find_leaks(agent) for agent in agents] == [[], [], []], "a value that was never shared is no leak"
     del own
 
 
 def test_what_is_held_here_names_owner_type_and_line(agents: list[Agent]) -> None:
     held, made = remote("worker1", list, ((1, 2),)), line()
     held.to_here()
-    (leak,) = leaks(agents[0])
+    (leak,) = find_leaks(agents[0])
     assert leak.held and (leak.rref, leak.forks) == (held._rref, (held._fork,))
     assert (leak.owner, leak.holders, leak.type) == ("worker1", ("notebook",), "list")
     assert leak.site.startswith(f"{__file__}:{made} in test_what_is_held")
     assert leak.site.endswith(': held, made = remote("worker1", list, ((1, 2),)), line()')
     del held
-    until(lambda: leaks(agents[0]) == [])
+    until(lambda: find_leaks(agents[0]) == [])
 
 
 def test_a_released_reference_is_not_held_even_before_the_owner_knows(
@@ -69,33 +69,33 @@ def test_a_released_reference_is_not_held_even_before_the_owner_knows(
     with monkeypatch.context() as patched:
         patched.setattr(agents[0], "released", SimpleQueue())  # the maintenance thread does not get the release yet
         held.release()
-        assert leaks(agents[0]) == []
-        assert [leak.forks for leak in leaks(agents[1])] == [(held._fork,)]
+        assert find_leaks(agents[0]) == []
+        assert [leak.forks for leak in find_leaks(agents[1])] == [(held._fork,)]
     del held
-    until(lambda: leaks(agents[1]) == [])
+    until(lambda: find_leaks(agents[1]) == [])
 
 
 def test_a_leak_at_the_owner_names_the_users_and_the_line_that_made_the_value(agents: list[Agent]) -> None:
     own, made = RRef({"a": 1}), line()
     for name in ("worker1", "worker2", "worker1"):
         rpc_sync(name, keep, (own,))
-    (leak,) = leaks(agents[0])
+    (leak,) = find_leaks(agents[0])
     assert not leak.held and leak.owner == "notebook" and leak.type == "dict"
     assert sorted(leak.holders) == ["worker1", "worker1", "worker2"]
     assert leak.site.startswith(f"{__file__}:{made} in ")
     assert "owned by notebook, used by worker1, worker2, made at" in str(leak)
-    (theirs,) = leaks(agents[2])
+    (theirs,) = find_leaks(agents[2])
     assert theirs.held and theirs.owner == "notebook" and theirs.site == "", "it arrived as an argument"
     _kept.clear()
-    until(lambda: leaks(agents[0]) == [])
+    until(lambda: find_leaks(agents[0]) == [])
     rref = own._rref
-    until(lambda: agents[0].values.site(rref) is None)
+    until(lambda: agents[0].values.creation_site_of(rref) is None)
     del own
 
 
 def test_a_returned_rref_has_the_line_of_the_call_as_its_site(agents: list[Agent]) -> None:
     returned, made = rpc_sync("worker1", make_there), line()
-    (leak,) = leaks(agents[0])
+    (leak,) = find_leaks(agents[0])
     assert leak.site.startswith(f"{__file__}:{made} in ")
     del returned
 
@@ -103,31 +103,31 @@ def test_a_returned_rref_has_the_line_of_the_call_as_its_site(agents: list[Agent
 def test_an_rref_in_an_early_result_has_the_current_line_of_the_caller_as_its_site(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = agents[0].requests.send
+    send = agents[0].requests.send_request
 
     def send_and_dally(*args: Any) -> None:
         send(*args)
-        until(lambda: leaks(agents[0]) != [])  # a thread of the pool has opened the reply
+        until(lambda: find_leaks(agents[0]) != [])  # a thread of the pool has opened the reply
 
-    monkeypatch.setattr(agents[0].requests, "send", send_and_dally)
+    monkeypatch.setattr(agents[0].requests, "send_request", send_and_dally)
     returned = rpc_sync("worker1", make_there)
     monkeypatch.undo()
-    (leak,) = leaks(agents[0])
+    (leak,) = find_leaks(agents[0])
     assert leak.site != "", "it names the line of the caller at that moment: in `send`, or in the wait after it"
     del returned
 
 
 def test_an_rref_in_a_result_that_the_pool_opens_has_the_line_of_the_call_as_its_site(agents: list[Agent]) -> None:
     future, made = rpc_async("worker1", make_there), line()
-    until(lambda: leaks(agents[0]) != [])  # a thread of the pool has opened it, as no thread waits
-    (leak,) = leaks(agents[0])
+    until(lambda: find_leaks(agents[0]) != [])  # a thread of the pool has opened it, as no thread waits
+    (leak,) = find_leaks(agents[0])
     assert leak.site.startswith(f"{__file__}:{made} in ")
     del future
 
 
 def test_an_rref_that_a_remote_function_made_has_the_line_in_that_function_as_its_site(agents: list[Agent]) -> None:
     rpc_sync("worker1", keep_one_there)
-    (leak,) = leaks(agents[1])
+    (leak,) = find_leaks(agents[1])
     assert " in keep_one_there: keep(remote(" in leak.site
 
 

@@ -113,7 +113,7 @@ def test_the_maintenance_thread_sleeps_while_the_clock_stands_before_a_deadline(
     machine: Any = SimpleNamespace(feed=lambda event: expired.release())
     deadlines = Deadlines()
     kept = MaintenanceThread("test", machine, deadlines, clock, peers)
-    deadlines.set(7, 1.0)
+    deadlines.set_deadline(7, 1.0)
     kept.start()
     try:
         assert looks.acquire(timeout=PATIENCE) and looks.acquire(timeout=PATIENCE)

@@ -35,20 +35,20 @@ class Late(Link):
         self.go = threading.Event()
         self.other = threading.Event()  # another message has arrived meanwhile
 
-    def incoming(self, source: int, seq: int, message: Message) -> None:
+    def handle_incoming(self, source: int, seq: int, message: Message) -> None:
         if isinstance(message, View):
             threading.Thread(target=self._pass_on, args=(source, seq, message), daemon=True).start()
             return
         self.other.set()
-        super().incoming(source, seq, message)
+        super().handle_incoming(source, seq, message)
 
     def _pass_on(self, source: int, seq: int, message: Message) -> None:
         assert self.go.wait(20)
-        super().incoming(source, seq, message)
+        super().handle_incoming(source, seq, message)
 
 
 def members() -> list[str]:
-    return [info.name for info in current.current().members()]
+    return [info.name for info in current.current_agent().members()]
 
 
 def test_a_call_that_arrives_before_the_first_view_waits_for_it(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def until_over() -> None:
 
 
 def make_at_home() -> RRefHandle:
-    return current.current().create(0, int, ("7",))
+    return current.current_agent().create(0, int, ("7",))
 
 
 def test_a_returned_value_that_was_never_made_is_an_error_when_its_creator_is_lost(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_returned_value_that_was_never_made_is_an_error_when_its_creator_is_lo
 
 def test_a_value_that_exists_is_not_replaced_by_a_late_error(agents: list[Agent]) -> None:
     first, _ = agents
-    home = first.values.keep("still here")
+    home = first.values.make_owner_handle("still here")
     first.values.fail_value(home._rref, WorkerLostError("who had it made is gone"))
     assert home._value is not None and home._value.wait() == "still here"
 
@@ -102,7 +102,7 @@ def test_a_value_that_exists_is_not_replaced_by_a_late_error(agents: list[Agent]
 def test_member_0_founds_its_world_before_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(config(tmp_path, 0), RRefHandle)
     seen: list[list[WorkerInfo]] = []
-    monkeypatch.setattr(agent._peers, "listen", lambda: seen.append(agent.members()))
+    monkeypatch.setattr(agent._peers, "start_accepting", lambda: seen.append(agent.members()))
     agent.start()
     agent.stop()
     assert seen == [[WorkerInfo("notebook", 0)]]
@@ -114,7 +114,7 @@ def test_a_world_that_stops_does_not_remove_the_socket_of_the_next_world(agents:
     agents[0]._peers.acceptor.close()
     assert not path.exists()
     following = Agent(config(path.parent, 0), RRefHandle)
-    following._peers.acceptor.bind(world=7)
+    following._peers.acceptor.bind_listeners(world=7)
     agents[0].stop()
     assert path.exists()
     following._peers.close()
@@ -157,7 +157,7 @@ def test_an_error_in_the_handling_of_a_message_is_reported_and_ends_its_connecti
 ) -> None:
     told: list[BaseException | None] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
-    deliver = agents[0]._dispatcher.deliver
+    deliver = agents[0]._dispatcher.deliver_message
 
     def fail(source: int, seq: int, message: Message) -> None:
         if isinstance(message, Notice):
@@ -175,7 +175,7 @@ def test_an_error_in_the_handling_of_a_message_is_reported_and_ends_its_connecti
 def test_another_member_at_the_address_of_a_member_is_refused(agents: list[Agent], tmp_path: Path) -> None:
     wrong = address_of(agents[1])
     with pytest.raises(Exception, match="worker1 answers at the address of worker 7"):
-        agents[0]._peers.connect(7, [wrong])
+        agents[0]._peers.connect_to_member(7, [wrong])
 
 
 # -- waiting for others
@@ -190,7 +190,7 @@ def test_a_wait_for_members_names_the_missing_ones_and_ends_when_they_join(tmp_p
             first.wait_for(4, 0.05)
         joining = threading.Timer(0.1, lambda: made.append(start_agent(config(tmp_path, 2))))
         joining.start()
-        with current.using(first):
+        with current.use_agent(first):
             wait_for(3, 60)
         joining.join()
     finally:
@@ -242,9 +242,9 @@ def test_a_process_can_have_several_worlds_in_turn_and_two_at_once(tmp_path: Pat
             assert rpc_sync("worker1", members) == ["notebook", "worker1"]
     with world(tmp_path / "0", 2) as (first, _), world(tmp_path / "1", 3) as (other, *_):
         assert len(rpc_sync("worker1", members)) == 3
-        with current.using(first):
+        with current.use_agent(first):
             assert len(rpc_sync("worker1", members)) == 2
-            with current.using(other):
+            with current.use_agent(other):
                 assert len(rpc_sync("worker1", members)) == 3
             assert len(rpc_sync("worker1", members)) == 2
 
@@ -256,12 +256,12 @@ def test_a_watcher_gets_changes_one_at_a_time_in_their_order() -> None:
     def handler(kind: str, member: WorkerInfo, reason: str) -> None:
         seen.append(kind)
         if kind == "lost":
-            watcher.tell("joined", member, "")  # while this one is handled
+            watcher.queue_event("joined", member, "")  # while this one is handled
             raise RuntimeError("of the handler")
 
     watcher = _OrderedHandler(handler, jobs.append)
-    watcher.tell("suspect", WorkerInfo("worker1", 1), "silent")
-    watcher.tell("lost", WorkerInfo("worker1", 1), "silent")
+    watcher.queue_event("suspect", WorkerInfo("worker1", 1), "silent")
+    watcher.queue_event("lost", WorkerInfo("worker1", 1), "silent")
     (job,) = jobs
     job()
     with pytest.raises(RuntimeError, match="of the handler"):
@@ -285,9 +285,9 @@ def test_a_change_that_comes_as_the_handling_of_the_last_one_ends_is_handled_onc
         def __exit__(self, *_: object) -> None:
             lock.release()
             if handled and more:
-                watcher.tell("lost", WorkerInfo("worker1", 1), more.pop())
+                watcher.queue_event("lost", WorkerInfo("worker1", 1), more.pop())
 
-    watcher.tell("joined", WorkerInfo("worker1", 1), "first")
+    watcher.queue_event("joined", WorkerInfo("worker1", 1), "first")
     watcher._lock = Lock()  # type: ignore[assignment]
     while jobs:
         jobs.pop()()

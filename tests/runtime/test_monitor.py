@@ -26,13 +26,13 @@ class Lock:
     def release(self) -> None:
         with self.lock:
             self.free = True
-            self.monitor.released(self.release_to_pool)
+            self.monitor.lock_released(self.release_to_pool)
 
     def acquire(self) -> bool:
         with self.lock:  # held until the monitor knows, before the next release
             free, self.free = self.free, False
             if free:
-                self.monitor.acquired(self.release_to_pool)
+                self.monitor.lock_acquired(self.release_to_pool)
         return free
 
     def release_to_pool(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rpcbench.base.errors import RpcError, SerializationError
-from rpcbench.runtime.requests import label_of
+from rpcbench.runtime.requests import function_label
 from rpcbench.wire.messages import EMPTY, Result
 from tests.worlds import nothing_left, world
 
@@ -37,7 +37,7 @@ def raising() -> None:
 
 
 def test_the_label_of_a_function_is_the_name_that_users_write() -> None:
-    labels = [label_of(one) for one in (torch.add, torch.ones, torch.relu, abs, len, raising, torch.Tensor.add)]
+    labels = [function_label(one) for one in (torch.add, torch.ones, torch.relu, abs, len, raising, torch.Tensor.add)]
     assert labels == ["torch.add", "torch.ones", "torch.relu", "abs", "len", "raising", "TensorBase.add"]
 
 
@@ -45,7 +45,7 @@ def test_the_label_of_a_function_is_the_name_that_users_write() -> None:
 def test_script_functions_and_modules_can_be_called_remotely(tmp_path: Path) -> None:
     function = torch.jit.trace(lambda x: x * 3, torch.ones(1))
     module = torch.jit.script(torch.nn.Linear(2, 2))
-    assert label_of(module) == "Linear" and label_of(torch.jit.script(made_for_script)) == "made_for_script"
+    assert function_label(module) == "Linear" and function_label(torch.jit.script(made_for_script)) == "made_for_script"
     with world(tmp_path, 2) as agents:
         assert agents[0].call("worker1", function, (torch.ones(2),)).wait().tolist() == [3, 3]
         x = torch.ones(2)
@@ -89,9 +89,11 @@ def test_an_unpicklable_result_is_named_with_its_path(tmp_path: Path) -> None:
 
 def test_after_the_loss_of_a_message_sources_are_sent_again(tmp_path: Path) -> None:
     with world(tmp_path, 2) as agents:
-        files = agents[0].values.routes.to(1, False).files
+        files = agents[0].values.routes.route_to(1, False).files
         assert files is not None
         files.add("cell")
         lost = Result(7, (), None, EMPTY)
-        agents[0].machine.feed(lambda node: node.never_sent(1, lost, RpcError("the caller no longer waits")))
+        agents[0].machine.feed_event(
+            lambda node: node.take_back_message(1, lost, RpcError("the caller no longer waits"))
+        )
         assert not files

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from worlds import PATIENCE, until
 
-from rpcbench.base.futures import blocked
+from rpcbench.base.futures import release_slot
 from rpcbench.runtime import pool as module
 from rpcbench.runtime.pool import Pool
 
@@ -32,12 +32,12 @@ class Gate:
         self.go = threading.Event()
         self._waits = waits
         if pool is not None:
-            pool.submit(self)
+            pool.submit_call(self)
 
     def __call__(self) -> None:
         self.running.set()
         if self._waits:
-            with blocked():
+            with release_slot():
                 assert self.go.wait(PATIENCE)
         else:
             assert self.go.wait(PATIENCE)
@@ -72,7 +72,7 @@ def test_a_pool_runs_no_more_functions_than_its_limit_and_the_others_in_order(po
 def test_jobs_of_the_runtime_do_not_queue_behind_functions(pool: Pool) -> None:
     gates = [Gate(pool) for _ in range(3)]
     done = threading.Event()
-    pool.spawn(done.set)
+    pool.spawn_job(done.set)
     assert done.wait(PATIENCE)
     assert all(gate.ends() for gate in gates)
 
@@ -93,7 +93,7 @@ def test_a_waiting_function_makes_room_for_another(pool: Pool) -> None:
 
 def test_a_waiting_job_of_the_runtime_makes_no_room(pool: Pool) -> None:
     patient = Gate(waits=True)
-    pool.spawn(patient)
+    pool.spawn_job(patient)
     assert patient.runs()
     gates = [Gate(pool) for _ in range(3)]
     assert gates[0].runs() and gates[1].runs()
@@ -105,14 +105,14 @@ def test_a_function_that_waits_again_makes_no_room_beyond_the_limit(pool: Pool) 
     begun, first, again, second = (threading.Event() for _ in range(4))
 
     def waits_twice() -> None:
-        with blocked():
+        with release_slot():
             begun.set()
             assert first.wait(PATIENCE)
         again.set()
-        with blocked():
+        with release_slot():
             assert second.wait(PATIENCE)
 
-    pool.submit(waits_twice)
+    pool.submit_call(waits_twice)
     assert begun.wait(PATIENCE)
     gates = [Gate(pool) for _ in range(3)]
     assert gates[0].runs() and gates[1].runs()
@@ -128,14 +128,14 @@ def test_a_function_in_a_reported_wait_takes_no_room_and_can_wait_in_place(pool:
     found: queue.Queue[bool] = queue.Queue()
 
     def asks() -> None:
-        worker = pool.this_thread()
+        worker = pool.current_thread()
         with worker.waiting():
             gates = [Gate(pool) for _ in range(2)]
             assert all(gate.runs() for gate in gates)
             found.put(worker.may_wait())
             assert all(gate.ends() for gate in gates)
 
-    pool.submit(asks)
+    pool.submit_call(asks)
     assert found.get(timeout=PATIENCE)
 
 
@@ -143,13 +143,13 @@ def test_a_function_can_wait_in_place_only_while_there_is_room_for_another(pool:
     found: queue.Queue[bool] = queue.Queue()
 
     def asks() -> None:
-        found.put(pool.this_thread().may_wait())
+        found.put(pool.current_thread().may_wait())
 
-    pool.submit(asks)
+    pool.submit_call(asks)
     assert found.get(timeout=PATIENCE)
     other = Gate(pool)
     assert other.running.wait(PATIENCE)
-    pool.submit(asks)
+    pool.submit_call(asks)
     assert not found.get(timeout=PATIENCE), "two functions run, which is the limit"
     other.go.set()
 
@@ -158,12 +158,12 @@ def test_a_thread_that_receives_cannot_wait_in_place(pool: Pool) -> None:
     found: queue.Queue[bool] = queue.Queue()
 
     def asks() -> None:
-        worker = pool.this_thread()
+        worker = pool.current_thread()
         worker.receives = deque()
         found.put(worker.may_wait())
         worker.receives = None
 
-    pool.spawn(asks)
+    pool.spawn_job(asks)
     assert not found.get(timeout=PATIENCE)
 
 
@@ -187,14 +187,14 @@ def test_the_latest_idle_thread_is_used_first(pool: Pool) -> None:
         until(lambda number=number: figures(pool)["idle"] == number)
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
     for _ in range(3):
-        pool.spawn(lambda: names.put(threading.current_thread().name))
+        pool.spawn_job(lambda: names.put(threading.current_thread().name))
         until(lambda: figures(pool)["idle"] == 2)
     assert [names.get() for _ in range(3)] == ["test-2"] * 3
 
 
 def test_idle_threads_end_after_a_while(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.01)
-    pool.spawn(lambda: None)
+    pool.spawn_job(lambda: None)
     until(lambda: figures(pool)["threads"] == 0)
 
 
@@ -202,7 +202,7 @@ def test_a_job_that_is_given_to_a_thread_at_its_timeout_runs(pool: Pool, monkeyp
     """A thread that wants to end may be taken already: then it waits for its job, for as long as that takes."""
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.2)
     wants, taken = threading.Event(), threading.Event()
-    retire, give = pool.retire, module.PoolThread.give
+    retire, give = pool.retire_thread, module.PoolThread.give_job
 
     def retires(thread: module.PoolThread) -> bool:
         wants.set()
@@ -213,12 +213,12 @@ def test_a_job_that_is_given_to_a_thread_at_its_timeout_runs(pool: Pool, monkeyp
         taken.set()
         give(thread, job)
 
-    monkeypatch.setattr(pool, "retire", retires)
-    monkeypatch.setattr(module.PoolThread, "give", late)
-    pool.spawn(lambda: None)
+    monkeypatch.setattr(pool, "retire_thread", retires)
+    monkeypatch.setattr(module.PoolThread, "give_job", late)
+    pool.spawn_job(lambda: None)
     assert wants.wait(PATIENCE)
     done = threading.Event()
-    pool.spawn(done.set)
+    pool.spawn_job(done.set)
     assert done.wait(PATIENCE)
 
 
@@ -234,10 +234,10 @@ def test_an_error_in_a_job_is_reported_and_the_next_jobs_run(
 
     held = Gate(pool)
     for _ in range(5):
-        pool.submit(fail)
+        pool.submit_call(fail)
     gates = [Gate(pool), Gate(pool)]
     assert gates[0].runs() and held.ends() and gates[1].runs() and all(gate.ends() for gate in gates)
-    pool.spawn(fail)
+    pool.spawn_job(fail)
     until(lambda: told == [error] * 6 and figures(pool)["running"] == 0)
 
 
@@ -245,7 +245,7 @@ def test_each_thread_is_prepared_once() -> None:
     prepared: list[str] = []
     pool = Pool("test", 2, lambda: prepared.append(threading.current_thread().name))
     for _ in range(5):
-        pool.spawn(lambda: None)
+        pool.spawn_job(lambda: None)
         until(lambda: figures(pool)["idle"] == figures(pool)["threads"])
     pool.close(PATIENCE)
     assert prepared == ["test-1"]
@@ -255,14 +255,14 @@ def test_a_closed_pool_ends_its_idle_threads_and_drops_later_jobs(pool: Pool) ->
     gate = Gate(pool)
     assert gate.runs() and gate.ends()
     pool.close(PATIENCE)
-    pool.spawn(lambda: pytest.fail("nothing runs any more"))
+    pool.spawn_job(lambda: pytest.fail("nothing runs any more"))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-")]
 
 
 def test_a_closing_pool_waits_for_all_busy_threads_together_up_to_its_patience(pool: Pool) -> None:
     gates = [Gate() for _ in range(20)]
     for gate in gates:
-        pool.spawn(gate)
+        pool.spawn_job(gate)
     assert all(gate.runs() for gate in gates)
     begin = time.monotonic()
     pool.close(patience=0.3)
@@ -277,7 +277,7 @@ def test_a_pool_can_close_while_jobs_arrive() -> None:
 
         def pour(pool: Pool = pool, begun: threading.Event = begun) -> None:
             for _ in range(20):
-                pool.spawn(lambda: None)
+                pool.spawn_job(lambda: None)
                 begun.set()
 
         thread = threading.Thread(target=pour)
@@ -295,17 +295,17 @@ def test_a_function_runs_on_the_next_free_thread_if_no_thread_can_start(
         raise RuntimeError("can't start new thread")
 
     begun, go = threading.Event(), threading.Event()
-    pool.spawn(lambda: (begun.set(), go.wait(PATIENCE)))
+    pool.spawn_job(lambda: (begun.set(), go.wait(PATIENCE)))
     assert begun.wait(PATIENCE)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none)
         with pytest.raises(RuntimeError):
-            pool.spawn(lambda: None)
+            pool.spawn_job(lambda: None)
         submitted, queued = Gate(pool), Gate()
-        assert pool.begin(queued) and pool.begin(queued) and not pool.begin(queued)
-        pool.end()  # the place of a function that ran on a receive loop
+        assert pool.take_place(queued) and pool.take_place(queued) and not pool.take_place(queued)
+        pool.give_back_place()  # the place of a function that ran on a receive loop
         assert figures(pool) == {"threads": 1, "idle": 0, "running": 1, "queued": 2}
-        pool.end()
+        pool.give_back_place()
     assert figures(pool)["running"] == 0
     go.set()
     submitted.go.set()

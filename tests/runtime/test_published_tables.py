@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from worlds import PATIENCE, until, world
 
-from rpcbench.base.ids import Tables, apply
+from rpcbench.base.ids import Tables, apply_change
 from rpcbench.rpc import RRef, remote
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.publisher import TELEMETRY, WATCH, Publisher
@@ -49,7 +49,7 @@ class Watcher:
         self._batch = data["batch"]
         for table, rows in data["rows"].items():
             for key, row in rows.items():
-                apply(self.tables, table, key, row)
+                apply_change(self.tables, table, key, row)
 
     def follow_until(self, owned: int) -> None:
         while len(self.tables.get("owned", {})) != owned:
@@ -68,7 +68,7 @@ def test_an_agent_without_watchers_records_and_publishes_nothing(agents: list[Ag
     until(lambda: publishing() == 0, "the end of publishers of earlier tests")
     make(3)[0].to_here()
     assert not any(agent.bus.listening for agent in agents) and publishing() == 0
-    assert agents[1].bus.drain(10).rows == {}
+    assert agents[1].bus.drain_changes(10).rows == {}
 
 
 def test_a_watcher_gets_the_tables_and_then_all_changes(agents: list[Agent]) -> None:
@@ -98,7 +98,7 @@ def test_an_agent_records_no_changes_after_its_last_watcher_leaves(agents: list[
     until(lambda: publishing() == 0 and not agents[1].bus.listening)
     del rrefs
     until(lambda: agents[1].tables()["owned"] == {})
-    assert agents[1].bus.drain(10).rows == {}
+    assert agents[1].bus.drain_changes(10).rows == {}
     second.ask(True)
     while second.snapshots == 1:
         second.follow()

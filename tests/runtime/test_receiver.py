@@ -70,13 +70,13 @@ def open_gate() -> None:
 
 def descend(depth: int) -> int:
     """Call back the caller, recursively."""
-    here = current.current().id
+    here = current.current_agent().id
     return 1 + rpc_sync(1 - here, descend, (depth - 1,)) if depth else 0
 
 
 def pass_on(large: Any, left: int) -> int:
     """Pass a value round three members."""
-    here = current.current().id
+    here = current.current_agent().id
     return rpc_sync((here + 1) % 3, pass_on, (large, left - 1)) if left else len(large)
 
 
@@ -92,7 +92,7 @@ def test_a_long_call_delays_no_other_messages(agents: list[Agent], function: Any
     until(lambda: len(_held) == 2)
     assert len(set(_held)) == 2, "the second call runs on another thread"
     assert rpc_sync("worker1", echo, (7,)) == 7
-    until(lambda: not agents[0].machine._node.delivery.pairs[1].missing(), "the acknowledgement")
+    until(lambda: not agents[0].machine._node.delivery.pairs[1].has_unacknowledged(), "the acknowledgement")
     assert not any(future.done() for future in long)
     rpc_sync("worker1", open_gate)
     assert [future.wait() for future in long] == [True, True]
@@ -120,7 +120,7 @@ def test_results_larger_than_a_socket_buffer_do_not_stop_the_receive_loop(agents
     """Echoes of 4 MB in both directions and round three members, none awaited before all are in flight. Bytes go
     through the socket, and tensors may go through shared memory."""
     there = [rpc_async("worker1", echo, (large,)) for _ in range(8)]
-    with current.using(agents[1]):
+    with current.use_agent(agents[1]):
         back = [rpc_async(0, echo, (large,)) for _ in range(8)]
         ring = [rpc_async(2, pass_on, (large, 5)) for _ in range(3)]
     assert all(_same(future.wait(), large) for future in there + back)
@@ -132,7 +132,7 @@ def test_a_member_that_does_not_read_its_results_delays_no_other_member(agents: 
     taken = _stall(agents[0], agents[1])
     unread = [rpc_async("worker1", echo, (large,)) for _ in range(8)]
     until(lambda: _connection(agents[1], 0)._writing, "an answer that cannot be written out")
-    with current.using(agents[2]):
+    with current.use_agent(agents[2]):
         assert [rpc_sync("worker1", echo, (number,)) for number in range(20)] == list(range(20))
     assert not any(future.done() for future in unread)
     taken.set()
@@ -188,7 +188,7 @@ class _Source:
             if self._alone():
                 number = int(frame.control)
                 self.taken.append(number)
-                pool.submit(lambda: self._call(number))
+                pool.submit_call(lambda: self._call(number))
                 self._inside.release()
 
         return take
@@ -222,9 +222,9 @@ class _Noted(Link):
         super().__init__()
         self.receivers: list[threading.Thread] = []
 
-    def incoming(self, source: int, seq: int, message: Any) -> None:
+    def handle_incoming(self, source: int, seq: int, message: Any) -> None:
         self.receivers.append(threading.current_thread())
-        super().incoming(source, seq, message)
+        super().handle_incoming(source, seq, message)
 
 
 def _receiver(agent: Agent) -> Receiver:
@@ -259,7 +259,7 @@ def back_and_forth(turns: int) -> int:
 
 def test_a_caller_receives_its_own_replies(two: list[Agent]) -> None:
     receiver, noted = _idle(two[0]), _Noted()
-    two[0].links.use(noted)
+    two[0].links.replace_links(noted)
 
     def receives_all() -> bool:
         """Return whether this thread received all; an acknowledgement or a late thread may have woken the loop."""
@@ -283,9 +283,9 @@ def test_a_call_that_calls_another_worker_receives_its_own_replies(
     """It waits in place, without the help of another thread."""
     with world(tmp_path, 3) as made:
         noted, pool, asides = _Noted(), made[1]._pool, list[int]()
-        made[1].links.use(noted)
-        blocked = pool.blocked
-        monkeypatch.setattr(pool, "blocked", lambda: (asides.append(1), blocked()))
+        made[1].links.replace_links(noted)
+        blocked = pool.thread_blocked
+        monkeypatch.setattr(pool, "thread_blocked", lambda: (asides.append(1), blocked()))
 
         def receives_all() -> bool:
             noted.receivers.clear()
@@ -311,8 +311,8 @@ def test_calls_that_wait_in_place_can_nest_deeper_than_the_pool_has_room(spinnin
 def test_the_receive_loop_receives_calls_of_the_peer(two: list[Agent]) -> None:
     _idle(two[0])
     noted = _Noted()
-    two[0].links.use(noted)
-    with current.using(two[1]):
+    two[0].links.replace_links(noted)
+    with current.use_agent(two[1]):
         assert [rpc_sync(0, echo, (number,)) for number in range(20)] == list(range(20))
     assert len(noted.receivers) >= 20 and threading.main_thread() not in noted.receivers
     assert rpc_sync("worker1", echo, (1,)) == 1
@@ -329,7 +329,7 @@ def test_the_receive_loop_receives_all_messages_if_it_cannot_be_idle(
     monkeypatch.delattr(select, "epoll")
     noted = _Noted()
     with world(tmp_path, 2) as made:
-        made[0].links.use(noted)
+        made[0].links.replace_links(noted)
         assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(5)] == list(range(5))
         assert threading.main_thread() not in noted.receivers
 
@@ -339,7 +339,7 @@ def test_many_threads_can_call_in_both_directions_at_once(two: list[Agent]) -> N
 
     def calls(agent: Agent, other: int, turns: int) -> None:
         try:
-            with current.using(agent):
+            with current.use_agent(agent):
                 for number in range(turns):
                     assert rpc_sync(other, echo, (number,)) == number
         except BaseException as error:
@@ -356,7 +356,7 @@ def test_many_threads_can_call_in_both_directions_at_once(two: list[Agent]) -> N
 def test_a_backward_pass_receives_its_own_gradients(two: list[Agent]) -> None:
     weight = torch.ones(3, requires_grad=True)
     noted = _Noted()
-    two[0].links.use(noted)
+    two[0].links.replace_links(noted)
 
     def receives_gradients() -> bool:
         with autograd.context() as context:
@@ -385,16 +385,16 @@ def test_an_error_in_the_handling_of_a_message_ends_the_connection_on_any_thread
     class Breaks(Link):
         broken = False
 
-        def incoming(self, source: int, seq: int, message: Any) -> None:
+        def handle_incoming(self, source: int, seq: int, message: Any) -> None:
             if not self.broken:
                 self.broken = True
                 raise ArithmeticError("on purpose")
-            super().incoming(source, seq, message)
+            super().handle_incoming(source, seq, message)
 
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
     receiver = _idle(two[0])
-    two[0].links.use(Breaks())
+    two[0].links.replace_links(Breaks())
     with pytest.raises((WorkerLostError, ConnectionLostError)):  # the peer may dial again before it is lost
         rpc_async("worker1", echo, (1,)).wait()
     until(lambda: bool(told), "a word about what happened")
@@ -442,7 +442,7 @@ class _Quiet:
 
     def begins(self, deliver: Callable[[Frame], None] | None = None, monitored: bool = True) -> Receiver:
         if not monitored:
-            self.pool.monitor.released = lambda lock: None  # type: ignore[method-assign]
+            self.pool.monitor.lock_released = lambda lock: None  # type: ignore[method-assign]
 
         def over(ending: ConnectionEnd) -> None:
             self.ended.set()
@@ -450,12 +450,12 @@ class _Quiet:
         receiver = Receiver(self.pool, self, deliver or self._deliver, over, lambda: self.due)  # type: ignore[arg-type]
         watch = self.watch
         assert watch is not None
-        armed, arm = threading.Event(), watch.arm
-        watch.arm = lambda: (arm(), armed.set())  # type: ignore[method-assign,assignment]
+        armed, arm = threading.Event(), watch.arm_wakeup
+        watch.arm_wakeup = lambda: (arm(), armed.set())  # type: ignore[method-assign,assignment]
         receiver.start()
         until(lambda: _lends(receiver), "an idle loop")
         assert armed.wait(PATIENCE)  # the loop frees the lock first
-        watch.arm = arm  # type: ignore[method-assign]
+        watch.arm_wakeup = arm  # type: ignore[method-assign]
         return receiver
 
     def _deliver(self, frame: Frame) -> None:
@@ -520,13 +520,13 @@ def test_the_loop_can_end_a_connection_before_a_waiting_thread_arms_the_watch() 
     receiver = source.begins()
     watch = source.watch
     assert watch is not None
-    arm = watch.arm
+    arm = watch.arm_wakeup
 
     def too_late() -> None:
         source.ends()
         arm()
 
-    watch.arm = too_late  # type: ignore[method-assign]
+    watch.arm_wakeup = too_late  # type: ignore[method-assign]
     receiver.receive_until(lambda: False)
 
 
@@ -560,7 +560,7 @@ def test_a_waiting_thread_first_handles_the_messages_that_are_already_read() -> 
         if running.is_set():
             handled.set()
         else:
-            source.pool.submit(call)
+            source.pool.submit_call(call)
 
     def waiting() -> bool:
         raise AssertionError("it must not wait for what comes while something lies ready")
@@ -578,14 +578,14 @@ def test_a_wake_up_for_a_message_that_another_thread_received_leaves_the_loop_id
     source = _Quiet()
     watch, woken, go = source.watch, threading.Event(), threading.Event()
     assert watch is not None
-    sleep = watch.sleep
+    sleep = watch.wait_for_event
 
     def late() -> None:
         sleep()
         woken.set()
         assert go.wait(PATIENCE)
 
-    watch.sleep = late  # type: ignore[method-assign]
+    watch.wait_for_event = late  # type: ignore[method-assign]
     receiver = source.begins()
     source.there.send(b".")
     assert woken.wait(PATIENCE)
@@ -605,7 +605,7 @@ def test_a_call_whose_handling_fails_no_longer_counts_as_running(monkeypatch: py
     source = _Quiet()
 
     def deliver(frame: Frame) -> None:
-        source.pool.submit_own(lambda: None)
+        source.pool.submit_internal(lambda: None)
         assert source.pool.busy == 1
         raise ArithmeticError("on purpose")
 
@@ -621,7 +621,7 @@ def test_a_waiting_thread_starts_a_loop_if_the_running_call_has_ended_meanwhile(
     """The thread that ran the call finds the read lock taken and leaves."""
     source = _Quiet()
     running, go = threading.Event(), threading.Event()
-    receiver = source.begins(lambda frame: source.pool.submit(lambda: (running.set(), go.wait(PATIENCE))), False)
+    receiver = source.begins(lambda frame: source.pool.submit_call(lambda: (running.set(), go.wait(PATIENCE))), False)
     source.due = False
     source.there.send(b".")
     assert running.wait(PATIENCE)
@@ -654,7 +654,7 @@ def test_an_error_that_ends_a_wait_does_not_end_the_connection() -> None:
 def test_the_read_lock_is_not_lost_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     source = _Quiet()
     running, go = threading.Event(), threading.Event()
-    receiver = source.begins(lambda frame: source.pool.submit(lambda: (running.set(), go.wait(PATIENCE))), False)
+    receiver = source.begins(lambda frame: source.pool.submit_call(lambda: (running.set(), go.wait(PATIENCE))), False)
     source.there.send(b".")
     assert running.wait(PATIENCE)
 
@@ -662,7 +662,7 @@ def test_the_read_lock_is_not_lost_if_no_thread_can_start(monkeypatch: pytest.Mo
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(source.pool, "spawn", none)
+        patch.setattr(source.pool, "spawn_job", none)
         with pytest.raises(RuntimeError, match="new thread"):
             receiver.release_to_pool()
     go.set()
@@ -675,7 +675,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _connection(of: Agent, to: int) -> StreamConnection:
-    return next(entry.connection for entry in of._peers._table.all() if entry.peer.id == to)
+    return next(entry.connection for entry in of._peers._table.all_entries() if entry.peer.id == to)
 
 
 def _stall(agent: Agent, peer: Agent) -> threading.Event:

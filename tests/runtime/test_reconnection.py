@@ -51,7 +51,7 @@ def agents(request: pytest.FixtureRequest, tmp_path: Path, no_leaks: None) -> It
 def cut(agents: list[Agent]) -> None:
     """Break all connections between the first two agents, at both ends and almost at once."""
     for entry in entries(agents[0], agents[1]) + entries(agents[1], agents[0]):
-        entry.cut()
+        entry.break_connection()
 
 
 def take_resumed(agents: list[Agent]) -> bool:
@@ -81,7 +81,7 @@ def test_a_reconnected_pair_is_reported_as_resumed_on_both_sides(
 ) -> None:
     resumed: list[str] = []
     for agent in agents[:2]:
-        monkeypatch.setattr(agent._peer_events, "resumed", lambda peer: resumed.append(peer.name))
+        monkeypatch.setattr(agent._peer_events, "connection_resumed", lambda peer: resumed.append(peer.name))
     cut(agents)
     until(lambda: {*resumed} == {"notebook", "worker1"})
 
@@ -142,7 +142,7 @@ def test_calls_during_repeated_breaks_are_answered_or_reported_as_lost(agents: l
     for number in range(30):
         one, other = agents[number % 2], agents[1 - number % 2]
         for entry in entries(one, other) if number % 3 else entries(one, other) + entries(other, one):
-            entry.cut()
+            entry.break_connection()
         before = outcomes["answered"]
         if number % 4:
             until(lambda before=before: outcomes["answered"] > before)  # type: ignore[misc]
@@ -168,7 +168,7 @@ def test_a_message_whose_connection_ends_before_it_is_written_goes_to_the_next_o
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers, was_cut = agents[0]._peers, threading.Event()
-    connect, find = peers.connect, peers.find
+    connect, find = peers.connect_to_member, peers.find
 
     def cut_once(to: int, addresses: Iterable[str]) -> StreamConnection:
         connection = connect(to, addresses)
@@ -177,7 +177,7 @@ def test_a_message_whose_connection_ends_before_it_is_written_goes_to_the_next_o
             cut(agents)
         return connection
 
-    monkeypatch.setattr(peers, "connect", cut_once)
+    monkeypatch.setattr(peers, "connect_to_member", cut_once)
     monkeypatch.setattr(peers, "find", lambda to: find(to) if was_cut.is_set() else None)
     with contextlib.suppress(ConnectionLostError):  # but no WorkerLostError
         assert agents[0].call(1, add, (1, 2)).wait() == 3
@@ -189,9 +189,9 @@ def test_calls_wait_for_a_peer_that_is_unreachable_for_a_while(
 ) -> None:
     gate = threading.Event()
     for agent in agents[:2]:
-        dial = agent._peers._opener.dial
+        dial = agent._peers._opener.dial_peer
         monkeypatch.setattr(
-            agent._peers._opener, "dial", lambda *a, dial=dial: dial(*a) if gate.is_set() else _unreachable()
+            agent._peers._opener, "dial_peer", lambda *a, dial=dial: dial(*a) if gate.is_set() else _unreachable()
         )
     before = agents[0].call("worker1", wait_here)
     cut(agents)
@@ -207,7 +207,7 @@ def test_a_peer_without_a_listener_is_reported_as_lost_at_once(agents: list[Agen
     """As for a killed process: connections break, and no process listens at the address."""
     lost = agents[0].call("worker1", wait_here)
     agents[1]._peers.acceptor.close()
-    agents[1]._peer_events.ways = lambda peer: ()  # a dead process does not dial
+    agents[1]._peer_events.peer_addresses = lambda peer: ()  # a dead process does not dial
     cut(agents)
     with pytest.raises(WorkerLostError, match="worker1"):
         lost.wait()
@@ -218,24 +218,24 @@ def test_a_peer_without_a_listener_is_reported_as_lost_at_once(agents: list[Agen
 def test_a_member_that_was_given_up_cannot_reconnect_and_ends(agents: list[Agent]) -> None:
     told: list[tuple[str, str]] = []
     agents[2].on_member(lambda kind, who, reason: told.append((kind, who.name)))
-    agents[0]._peers.give_up(1, "nothing was received from it")
+    agents[0]._peers.give_up_member(1, "nothing was received from it")
     until(lambda: len(agents[0].members()) == 2 and len(agents[2].members()) == 2)
     assert agents[1].closing.wait(20), "a member that has lost member 0 ends itself"
     until(lambda: ("lost", "worker1") in told)
     with pytest.raises(RefusedError, match="nothing was received from it"):
-        Opener(agents[0].config.secret).dial(_way(agents[0], agents[1]), agents[1]._peers.me)
+        Opener(agents[0].config.secret).dial_peer(_way(agents[0], agents[1]), agents[1]._peers.own_identity)
     assert agents[0].call(2, add, (2, 2)).wait() == 4
 
 
 def _way(to: Agent, source: Agent) -> str:
-    member = to.machine.ask(lambda node: node.members.me)
-    return member.ways(source._peers.me.host)[0]
+    member = to.machine.read_node(lambda node: node.members.me)
+    return member.addresses_from(source._peers.own_identity.host)[0]
 
 
 def test_a_pair_that_does_not_reconnect_in_time_is_separated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world(tmp_path, 3, grace_seconds=0.3) as agents:
         for agent in agents[:2]:
-            monkeypatch.setattr(agent._peers._opener, "dial", _unreachable)
+            monkeypatch.setattr(agent._peers._opener, "dial_peer", _unreachable)
         monkeypatch.setattr(agents[1]._peers._reconnector, "_grace", 3.0)  # so that member 0 gives up first
         before = agents[0].call("worker1", wait_here)
         cut(agents)
@@ -255,7 +255,7 @@ def _unreachable(*_: object) -> None:
 # -- silence
 def mute(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop all data that this agent sends; its host acknowledges nothing."""
-    for entry in agent._peers._table.all():
+    for entry in agent._peers._table.all_entries():
         entry.connection._stream.write = lambda views, may_wait: views.clear()
 
 
@@ -272,8 +272,8 @@ class Clock:
         """Let time pass in steps, in each of which all members but the mute ones hear one another."""
         hear = [agent for agent in self._agents if agent.id not in mute]
         for _ in range(round(seconds / 0.1)):
-            entries = [entry for agent in hear for entry in agent._peers._table.all()]
-            heard = {e.connection: e.connection.heard for e in entries if e.peer.id not in mute}
+            entries = [entry for agent in hear for entry in agent._peers._table.all_entries()]
+            heard = {e.connection: e.connection.bytes_received for e in entries if e.peer.id not in mute}
             self._now += 0.1
             until(lambda heard=heard: all(each.heard > before for each, before in heard.items()))  # type: ignore[misc]
 

@@ -60,7 +60,7 @@ def test_ctrl_c_during_the_arrival_of_a_result_is_not_lost(agents: list[Agent]) 
             rpc_sync("worker1", interrupt)
             time.sleep(1)  # if it arrives after the result
         nothing_left(agents)
-        until(lambda: not agents[0].pending.due())
+        until(lambda: not agents[0].pending.has_pending())
 
     for _ in range(20):
         interrupted()
@@ -68,13 +68,13 @@ def test_ctrl_c_during_the_arrival_of_a_result_is_not_lost(agents: list[Agent]) 
 
 
 def test_a_call_fails_if_its_agent_stops_as_it_begins(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    promise = PendingCalls.promise
+    promise = PendingCalls.create_future
 
     def late(self: PendingCalls, *call: Any) -> Future[Any]:
         agents[0].stop()
         return promise(self, *call)
 
-    monkeypatch.setattr(PendingCalls, "promise", late)
+    monkeypatch.setattr(PendingCalls, "create_future", late)
     raised: list[type[BaseException]] = []
 
     def calling() -> None:

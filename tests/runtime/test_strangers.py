@@ -29,11 +29,11 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.transport import addresses, listeners, lobby
 from rpcbench.transport.addresses import Opener
 from rpcbench.transport.base import Stream
-from rpcbench.transport.handshake import Identity, dial
-from rpcbench.transport.preambles import preamble
+from rpcbench.transport.handshake import Identity, handshake_as_dialler
+from rpcbench.transport.preambles import make_preamble
 from rpcbench.transport.sockets import SocketStream
 from rpcbench.transport.stream import StreamConnection
-from rpcbench.wire.framing import HEAD, Decoder, Limits, Memory, encode
+from rpcbench.wire.framing import HEAD, Decoder, Limits, Memory, encode_frame
 from rpcbench.wire.messages import Body
 
 KINDS = ["unix", "tcp", "tls", "lobby"]
@@ -66,10 +66,10 @@ class Door:
     def knock(self) -> Stream:
         deadline, place = time.monotonic() + 5, self.address.partition("://")[2]
         if self.kind == "unix":
-            return Opener(b"").connect(self.address, deadline)
+            return Opener(b"").connect_stream(self.address, deadline)
         if self.kind == "lobby":
             return SocketStream(socket.create_connection(listeners.split_address(place)))
-        return listeners.connect_tcp(place, preamble(SECRET), deadline)
+        return listeners.connect_tcp(place, make_preamble(SECRET), deadline)
 
     def throw(self, data: bytes) -> None:
         """Send all of the data, hang up, and wait until it is refused."""
@@ -77,8 +77,8 @@ class Door:
         stream = self.knock()
         with contextlib.suppress(OSError):
             stream.write([memoryview(data)], True)
-        stream.shut()
-        stream.release()
+        stream.shut_down()
+        stream.close_descriptor()
         until(lambda: self.refused > before, "the stranger to be refused")
         assert not self.canary.exists()
 
@@ -90,7 +90,7 @@ def door(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     remote = "tls://127.0.0.1:0" if request.param == "tls" else ""
     agent = start_agent(config(tmp_path, 0, remote=remote))
     try:
-        member = agent.machine.ask(lambda node: node.members.me)
+        member = agent.machine.read_node(lambda node: node.members.me)
         yield Door(agent, member.remote or member.address, request.param, tmp_path)
         assert agent.call(0, max, (1, 2)).wait() == 2
     finally:
@@ -105,7 +105,7 @@ def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hello(secret: bytes = SECRET, **changes: Any) -> bytes:
     fields = {"cluster": "test", "id": 1, "name": "worker1", "incarnation": 0, **changes}
-    return next(dial(Identity(**fields), secret))[0]
+    return next(handshake_as_dialler(Identity(**fields), secret))[0]
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -147,20 +147,20 @@ def test_silent_strangers_do_not_block_a_member(door: Door, monkeypatch: pytest.
     be_impatient(monkeypatch)
     silent = [door.knock() for _ in range(100)]
     try:
-        stream, peer = Opener(SECRET).dial(door.address, Identity("test", 5, "worker5", 0), 20.0)
+        stream, peer = Opener(SECRET).dial_peer(door.address, Identity("test", 5, "worker5", 0), 20.0)
         assert peer.name == "notebook"
-        stream.release()
+        stream.close_descriptor()
         until(lambda: door.refused >= 100, "all to be refused")
     finally:
         for stream in silent:
-            stream.release()
+            stream.close_descriptor()
 
 
 def test_a_replayed_handshake_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPCBENCH_TRANSPORT", "tcp")
     agent = start_agent(config(tmp_path, 0))
     said: list[bytes] = []
-    connect = Opener.connect
+    connect = Opener.connect_stream
 
     def overhear(self: Opener, address: str, deadline: float) -> Stream:
         stream = connect(self, address, deadline)
@@ -170,8 +170,8 @@ def test_a_replayed_handshake_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(Opener, "connect", overhear)
-            Opener(SECRET).dial(address_of(agent), Identity("test", 5, "worker5", 0))[0].release()
+            patch.setattr(Opener, "connect_stream", overhear)
+            Opener(SECRET).dial_peer(address_of(agent), Identity("test", 5, "worker5", 0))[0].close_descriptor()
         assert [len(data) for data in said] == [512, 32]
         Door(agent, address_of(agent), "tcp", tmp_path).throw(b"".join(said))
     finally:
@@ -182,10 +182,10 @@ def test_a_replayed_handshake_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 VALID = b"".join(
     bytes(part)
     for control, body in ((b"\x92\x01\x02", Body(b"p" * 40, b"t" * 8, [b"b" * 300])), (b"\x93", Body(b"q", b"", [])))
-    for part in encode(1, control, body)[0]
+    for part in encode_frame(1, control, body)[0]
 ) + b"".join(
     bytes(part)
-    for first, chunks in [encode(2, b"c", Body(b"", b"", [bytes(900_000), bytes(140_000)]))]
+    for first, chunks in [encode_frame(2, b"c", Body(b"", b"", [bytes(900_000), bytes(140_000)]))]
     for parts in ([first], chunks)
     for group in parts
     for part in (group if isinstance(group, list) else [group])
@@ -196,10 +196,10 @@ def decode(data: bytes, limits: Limits, pieces: int) -> int:
     """Feed bytes to a decoder; return how many it keeps, or raise its ProtocolError."""
     decoder, kept = Decoder(limits), 0
     while data:
-        target = decoder.target()
+        target = decoder.receive_buffer()
         count = min(len(target), len(data), pieces)
         target[:count] = data[:count]
-        for frame in decoder.received(count):
+        for frame in decoder.decode_received(count):
             kept += len(frame.control) + len(frame.body.payload) + sum(len(buffer) for buffer in frame.body.buffers)
         data = data[count:]
     return kept
@@ -255,7 +255,7 @@ def test_a_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.M
     def fail(self: Memory, size: int) -> bytearray:
         raise MemoryError
 
-    monkeypatch.setattr(Memory, "room", fail)
+    monkeypatch.setattr(Memory, "allocate_buffer", fail)
     with pytest.raises(ProtocolError, match="announces 300 bytes, for which there is no memory"):
         decode(VALID, SMALL, 4096)
 
@@ -312,13 +312,13 @@ def test_a_member_that_is_removed_sees_its_connection_end_last(tmp_path: Path, m
     with world(tmp_path, 3) as agents:
         (mad,), reunion = entries(agents[1], agents[0]), agents[0]._peers._reconnector
         ended: list[bool] = []
-        over = reunion.over
+        over = reunion.connection_ended
 
         def watched(entry: Any, ending: Any) -> None:
             ended.append(entry.connection.ended)
             over(entry, ending)
 
-        monkeypatch.setattr(reunion, "over", watched)
+        monkeypatch.setattr(reunion, "connection_ended", watched)
         mad._stream.write([memoryview(b"\x01" + b"\xff" * 200)], True)
         until(lambda: len(agents[0].members()) == 2)
         assert ended[0] is False
@@ -342,21 +342,21 @@ def test_a_message_over_the_limit_fails_before_anything_is_sent(make: Any, tmp_p
 def test_a_connection_with_a_message_over_the_limit_is_ended(tmp_path: Path) -> None:
     with world(tmp_path, 3) as agents:
         agents[0]._peers._limits = SMALL
-        stream, _ = Opener(SECRET).dial(address_of(agents[0]), _as(agents[1]))
+        stream, _ = Opener(SECRET).dial_peer(address_of(agents[0]), _as(agents[1]))
         before = psutil.Process().memory_info().rss
-        first, _ = encode(1, b"x", Body(b"", b"", [bytes(1)]))
+        first, _ = encode_frame(1, b"x", Body(b"", b"", [bytes(1)]))
         head = bytearray(b"".join(bytes(part) for part in first))
         head[-1 - 1 - 8 : -2] = (7 << 30).to_bytes(8, "little")  # the length of its one buffer: 7 GiB
         stream.write([memoryview(bytes(head))], True)
         with contextlib.suppress(OSError):
             assert stream.read_into(memoryview(bytearray(1))) in (0, 1)
-        stream.release()
+        stream.close_descriptor()
         assert psutil.Process().memory_info().rss - before < 64 << 20
         assert agents[0].call(2, max, (1, 2)).wait() == 2
 
 
 def _as(agent: Agent) -> Identity:
-    return agent._peers.me
+    return agent._peers.own_identity
 
 
 def test_a_stranger_that_stops_in_the_middle_of_a_handshake_is_disconnected(
@@ -364,15 +364,15 @@ def test_a_stranger_that_stops_in_the_middle_of_a_handshake_is_disconnected(
 ) -> None:
     be_impatient(monkeypatch)
     stream = door.knock()
-    stream.limit(10.0)
+    stream.set_time_limit(10.0)
     answer = 512 if door.kind in ("unix", "tcp") else 0
-    stream.write([memoryview(hello() if answer else preamble(SECRET)[:40])], True)
+    stream.write([memoryview(hello() if answer else make_preamble(SECRET)[:40])], True)
     heard = 0
     with contextlib.suppress(ConnectionResetError):
         while count := stream.read_into(memoryview(bytearray(512))):
             heard += count
     assert heard == answer
-    stream.release()
+    stream.close_descriptor()
 
 
 @pytest.mark.parametrize("kind", ["tcp", "tls"])
@@ -383,7 +383,7 @@ def test_renewed_connections_of_strangers_are_logged_and_take_no_thread_and_no_m
     monkeypatch.setattr(lobby, "_MOST", 50)
     far = {"remote": "tls://127.0.0.1:0"} if kind == "tls" else {}
     leader = start_agent(config(tmp_path, 0, **far))
-    place = leader.machine.ask(lambda node: node.members.me.remote or node.members.me.address).partition("://")[2]
+    place = leader.machine.read_node(lambda node: node.members.me.remote or node.members.me.address).partition("://")[2]
     refusals, threads = leader._peers.acceptor.refusals, threading.active_count()
     with strangers_at(place, 200):
         until(lambda: refusals.count > 400, "the first to be displaced")
@@ -397,7 +397,7 @@ def test_renewed_connections_of_strangers_are_logged_and_take_no_thread_and_no_m
         start_agent(config(directory, 1, **fields), timeout=20.0).stop()
     leader.stop()
     assert "most of them from 127.0.0.9, and do not prove" in caplog.text
-    assert "from 127.0.0.9 did not prove" in refusals.complaint()
+    assert "from 127.0.0.9 did not prove" in refusals.describe_strangers()
 
 
 @contextlib.contextmanager

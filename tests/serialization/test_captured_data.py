@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rpcbench.serialization.diagnostics import WORTH_A_WARNING, weight
+from rpcbench.serialization.diagnostics import WORTH_A_WARNING, data_size
 from rpcbench.serialization.pickler import Codec
 
 MB = 1 << 20
@@ -32,7 +32,7 @@ def warned(codec: Codec, *functions: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for function in functions:
-            codec.encode((function, (), {}))
+            codec.encode_value((function, (), {}))
     assert all(Path(warning.filename) == Path(__file__) for warning in caught)
     return [str(warning.message) for warning in caught]
 
@@ -67,7 +67,7 @@ def elsewhere() -> torch.Tensor:
 
 def test_small_data_and_code_by_name_cause_no_warning() -> None:
     model = torch.zeros(10**4, 10**4, device="meta")
-    importable = functools.partial(weight, LARGE)
+    importable = functools.partial(data_size, LARGE)
     assert warned(Codec(), closure(SMALL), closure(model), closure(types), elsewhere, importable) == []
     assert warned(Codec(), closure(elsewhere), closure(importable.func)) == []
     assert warned(Codec(), by_value("def f(): return data.sum()", data=SMALL)) == []
@@ -86,9 +86,9 @@ def test_each_version_of_a_function_causes_one_warning() -> None:
 def test_the_weight_of_a_value_is_bounded_in_effort_and_ends_in_cycles() -> None:
     around: list[Any] = [LARGE]
     around.append(around)
-    assert weight(around) == weight([LARGE, LARGE]) == LARGE.nbytes
-    assert weight([bytearray(1) for _ in range(10**6)]) < 10**5
-    assert weight(torch.eye(3).to_sparse()) < WORTH_A_WARNING
+    assert data_size(around) == data_size([LARGE, LARGE]) == LARGE.nbytes
+    assert data_size([bytearray(1) for _ in range(10**6)]) < 10**5
+    assert data_size(torch.eye(3).to_sparse()) < WORTH_A_WARNING
 
 
 class Shy:
@@ -99,7 +99,7 @@ class Shy:
 
 
 def test_data_that_cannot_be_weighed_is_sent_all_the_same() -> None:
-    Codec().encode((closure({Shy(): 1}), (), {}))
+    Codec().encode_value((closure({Shy(): 1}), (), {}))
 
 
 def test_a_long_container_is_weighed_in_part() -> None:
@@ -111,5 +111,5 @@ def test_a_long_container_is_weighed_in_part() -> None:
                 Counted.seen += 1
                 yield each
 
-    weight(Counted([1.0] * 100_000))
+    data_size(Counted([1.0] * 100_000))
     assert 0 < Counted.seen < 30_000

@@ -24,7 +24,7 @@ import torch
 from rpcbench.base import errors
 from rpcbench.base.errors import SerializationError
 from rpcbench.serialization import closures
-from rpcbench.serialization.importable import fingerprint
+from rpcbench.serialization.importable import content_fingerprint
 from rpcbench.serialization.pickler import Codec
 from rpcbench.wire.messages import Body
 
@@ -52,12 +52,12 @@ class Process:
     def send(self, name: str) -> Body:
         """Encode the value of an expression."""
         with self.inside():
-            return self.codec.encode(eval(name, vars(self.main)))[0]
+            return self.codec.encode_value(eval(name, vars(self.main)))[0]
 
     def take(self, body: Body, name: str = "_") -> Any:
         """Decode a body and bind the value to a name here."""
         with self.inside():
-            value = self.codec.decode(body)
+            value = self.codec.decode_value(body)
         setattr(self.main, name, value)
         return value
 
@@ -327,7 +327,13 @@ def test_the_receiver_uses_its_own_class_if_the_code_is_equal(kind: str) -> None
 def test_copies_of_classes_behave_as_their_originals() -> None:
     here, there = Process(CLASSES), Process()
     child = there.take(here.send("Child(2)"))
-    assert child.mine() and child.again().mine() and child.of(3).x == 3 and child.plus(1, 2) == 3 and child.twice == 4
+    assert (
+        child.mine()
+        and child.again().mine()
+        and child.of(3).x == 3
+        and child.sum_optional_gradients(1, 2) == 3
+        and child.twice == 4
+    )
     assert there.take(here.send("Square()")).area() == 4
     with pytest.raises(TypeError, match="abstract"):
         there.take(here.send("Shape"))()
@@ -345,7 +351,7 @@ def test_copies_of_typing_and_functools_objects_behave_as_their_originals() -> N
     point = there.take(here.send("Point(1)"))
     assert point == (1, 2) and point.sum() == 3 and point._replace(x=5).sum() == 7 and point._fields == ("x", "y")
     assert repr(point) == "Point(x=1, y=2)" and not there.take(here.send("Far(1)")).far()
-    assert there.take(here.send("Box"))(1).inside == 1 and there.take(here.send("Outer.Inner()")).x == 1
+    assert there.take(here.send("Box"))(1).enter_context == 1 and there.take(here.send("Outer.Inner()")).x == 1
     late = there.take(here.send("Late()"))
     assert late.made is late.made == [1]
     kinds = there.take(here.send("Kinds()"))
@@ -476,7 +482,7 @@ def test_a_second_codec_of_a_process_has_the_original_class_and_does_not_change_
 
     method = Local.get
     other = Codec()
-    arrived = other.decode(Codec().encode(Local())[0])
+    arrived = other.decode_value(Codec().encode_value(Local())[0])
     assert type(arrived) is Local and Local.get is method
 
 
@@ -486,9 +492,9 @@ def test_unused_classes_are_released() -> None:
     class Local:
         pass
 
-    copy = weakref.ref(type(codec.decode(other.encode(Local())[0])))
+    copy = weakref.ref(type(codec.decode_value(other.encode_value(Local())[0])))
     original = weakref.ref(Local)
-    codec.encode(Local)
+    codec.encode_value(Local)
     del Local
     gc.collect()
     assert copy() is None and original() is None
@@ -496,9 +502,9 @@ def test_unused_classes_are_released() -> None:
 
 def test_tensors_in_closures_are_sent_in_the_table() -> None:
     weight = torch.ones(3)
-    encoded = Codec().encode(lambda x: x * weight)
+    encoded = Codec().encode_value(lambda x: x * weight)
     assert [id(t) for t in encoded[1]] == [id(weight)]
-    assert Codec().decode(encoded[0])(2).tolist() == [2, 2, 2]
+    assert Codec().decode_value(encoded[0])(2).tolist() == [2, 2, 2]
 
 
 def test_a_cached_function_is_sent_by_value_or_by_name() -> None:
@@ -511,7 +517,7 @@ def test_a_cached_function_is_sent_by_value_or_by_name() -> None:
     )
     fib = Process().take(here.send("fib"))
     assert fib(30) == 832040 and fib.cache_info().maxsize == 3
-    assert Codec().decode(Codec().encode(importable_and_cached)[0]) is importable_and_cached
+    assert Codec().decode_value(Codec().encode_value(importable_and_cached)[0]) is importable_and_cached
 
 
 @functools.lru_cache
@@ -520,9 +526,17 @@ def importable_and_cached() -> None:
 
 
 def test_importable_code_is_sent_by_name() -> None:
-    for value in (fingerprint, Codec, Codec.encode, errors.RpcError, torch.nn.Linear, collections.deque, abc.ABC):
-        body = Codec().encode(value)[0]
-        assert Codec().decode(body) is value
+    for value in (
+        content_fingerprint,
+        Codec,
+        Codec.encode_value,
+        errors.RpcError,
+        torch.nn.Linear,
+        collections.deque,
+        abc.ABC,
+    ):
+        body = Codec().encode_value(value)[0]
+        assert Codec().decode_value(body) is value
         assert len(body.payload) < 150
 
 
@@ -531,7 +545,7 @@ def test_a_function_that_its_module_has_replaced_is_sent_by_value(monkeypatch: p
     exec("def f(): return 1", vars(module))
     monkeypatch.setitem(sys.modules, "wrapped", module)
     original, module.f = module.f, lambda: 2
-    assert Codec().decode(Codec().encode(original)[0])() == 1
+    assert Codec().decode_value(Codec().encode_value(original)[0])() == 1
 
 
 BASE = "def f(x, y=1, *, z=2):\n    return x in {1, 'a', 'b'}, [x for _ in ()]"
@@ -552,14 +566,14 @@ BASE = "def f(x, y=1, *, z=2):\n    return x in {1, 'a', 'b'}, [x for _ in ()]"
     ],
 )
 def test_fingerprints_of_functions_are_equal_exactly_for_equal_code(other: str, same: bool) -> None:
-    assert (fingerprint(Process(BASE).main.f) == fingerprint(Process(other).main.f)) is same
+    assert (content_fingerprint(Process(BASE).main.f) == content_fingerprint(Process(other).main.f)) is same
 
 
 def test_fingerprints_distinguish_closures() -> None:
     def make(n: int) -> Any:
         return lambda: n
 
-    assert fingerprint(make(1)) == fingerprint(make(1)) != fingerprint(make(2))
+    assert content_fingerprint(make(1)) == content_fingerprint(make(1)) != content_fingerprint(make(2))
 
 
 CLASS = """
@@ -585,7 +599,7 @@ class A(list):
     ],
 )
 def test_fingerprints_of_classes_are_equal_exactly_for_equal_code(other: str, same: bool) -> None:
-    assert (fingerprint(Process(CLASS).main.A) == fingerprint(Process(other).main.A)) is same
+    assert (content_fingerprint(Process(CLASS).main.A) == content_fingerprint(Process(other).main.A)) is same
 
 
 def run(script: Path, *arguments: str, **environment: str) -> str:
@@ -608,7 +622,9 @@ def test_fingerprints_are_equal_in_all_processes(tmp_path: Path) -> None:
     script.write_text("\n".join([BASE, CLASS, show]))
     outputs = {run(script, PYTHONHASHSEED=seed) for seed in ("1", "2")}
     assert len(outputs) == 1
-    assert outputs.pop() == f"{fingerprint(Process(BASE).main.f)} {fingerprint(Process(CLASS).main.A)}\n"
+    assert (
+        outputs.pop() == f"{content_fingerprint(Process(BASE).main.f)} {content_fingerprint(Process(CLASS).main.A)}\n"
+    )
 
 
 SENDER = """
@@ -619,14 +635,14 @@ class Job:
     def run(self): return {factor} * self.n
 def work(job): return job.run(), isinstance(job, Job), __name__
 if __name__ == "__main__":
-    body = Codec().encode((work, (Job(4),)))[0]
+    body = Codec().encode_value((work, (Job(4),)))[0]
     pathlib.Path(sys.argv[1]).write_bytes(body.payload)
 """
 RECEIVER = """
 import pathlib, sys
 from rpcbench.wire.messages import Body
 from rpcbench.serialization.pickler import Codec
-function, args = Codec().decode(Body(pathlib.Path(sys.argv[1]).read_bytes(), b"", []))
+function, args = Codec().decode_value(Body(pathlib.Path(sys.argv[1]).read_bytes(), b"", []))
 print(*function(*args), type(args[0]) is globals().get("Job"))
 """
 
@@ -679,12 +695,12 @@ def test_a_class_that_two_threads_send_first_is_one_class(monkeypatch: pytest.Mo
 
     def other_first(count: int) -> bytes:
         monkeypatch.setattr(closures, "os", os)
-        other = threading.Thread(target=lambda: bodies.append(sender.encode(Local())))
+        other = threading.Thread(target=lambda: bodies.append(sender.encode_value(Local())))
         other.start()
         other.join()
         return os.urandom(count)
 
     monkeypatch.setattr(closures, "os", types.SimpleNamespace(urandom=other_first))
-    bodies.append(sender.encode(Local()))
-    one, two = (receiver.decode(body) for body, _ in bodies)
+    bodies.append(sender.encode_value(Local()))
+    one, two = (receiver.decode_value(body) for body, _ in bodies)
     assert type(one) is type(two)

@@ -22,7 +22,7 @@ from rpcbench.serialization import tensors
 from rpcbench.serialization.pickler import Codec
 from rpcbench.serialization.tensors import INLINE
 from rpcbench.wire import messages as m
-from rpcbench.wire.encoding import pack, unpack
+from rpcbench.wire.encoding import decode_message, encode_message
 from rpcbench.wire.messages import Body
 
 LARGE = 1 << 33
@@ -58,7 +58,7 @@ def sample() -> Body:
         warnings.simplefilter("ignore")
         parts = [torch.eye(3).to_sparse(), torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)]
     value = [base, base[3:9], torch.ones(2, 2).t(), *parts, np.zeros(INLINE), ValueError("x"), {"key": (1, None)}]
-    payload, table, buffers = Codec().encode(value)[0]
+    payload, table, buffers = Codec().encode_value(value)[0]
     return Body(payload, table, [bytes(buffer) for buffer in buffers])
 
 
@@ -68,7 +68,7 @@ SAMPLE = sample()
 def opened(body: Body) -> None:
     """Decode a body; only a ProtocolError or a SerializationError is allowed."""
     with contextlib.suppress(ProtocolError, SerializationError):
-        Codec().decode(body)
+        Codec().decode_value(body)
 
 
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE.tensors) - 1), st.integers(1, 255)), min_size=1, max_size=4))
@@ -83,13 +83,13 @@ def test_a_body_with_a_damaged_table_is_decoded_or_refused(flips: list[tuple[int
 @pytest.mark.parametrize("cut", [lambda a, b: [], lambda a, b: [a], lambda a, b: [b, a], lambda a, b: [a[:-1], b]])
 def test_buffers_of_a_wrong_size_or_number_are_refused(cut: Any) -> None:
     with pytest.raises(ProtocolError):
-        Codec().decode(SAMPLE._replace(buffers=cut(*SAMPLE.buffers)))
+        Codec().decode_value(SAMPLE._replace(buffers=cut(*SAMPLE.buffers)))
 
 
 @pytest.mark.parametrize("length", range(0, len(SAMPLE.payload), 7))
 def test_a_cut_payload_is_refused(length: int) -> None:
     with pytest.raises(ProtocolError, match="broken payload"):
-        Codec().decode(SAMPLE._replace(payload=SAMPLE.payload[:length]))
+        Codec().decode_value(SAMPLE._replace(payload=SAMPLE.payload[:length]))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_cut_payload_is_refused(length: int) -> None:
 def test_a_table_that_announces_missing_data_is_refused_without_allocation(storages: Any, entry: Any) -> None:
     table = msgpack.encode([storages, [entry]])
     with little_memory(), pytest.raises(ProtocolError):
-        tensors.decode(table, [])
+        tensors.decode_tensors(table, [])
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_table_that_announces_missing_data_is_refused_without_allocation(stora
 )
 def test_a_large_shape_over_a_small_storage_takes_little_memory(entry: Any) -> None:
     with little_memory():
-        (tensor,), _ = tensors.decode(msgpack.encode([[b"1234"], [entry]]), [])
+        (tensor,), _ = tensors.decode_tensors(msgpack.encode([[b"1234"], [entry]]), [])
     assert tensor.numel() >= LARGE
 
 
@@ -141,12 +141,14 @@ def test_a_codec_unpickles_only_the_payload(tmp_path: Path) -> None:
     for data in hidden:
         opened(Body(pickle.dumps(None), data, [canary]))
         with contextlib.suppress(ProtocolError):
-            unpack(data, Body(canary, canary, [canary]))
+            decode_message(data, Body(canary, canary, [canary]))
         for kind in m.KINDS:
             control = bytes([m.KINDS.index(kind), *bytes(8)]) + msgpack.encode([data] * len(kind._fields))
             with contextlib.suppress(ProtocolError):
-                unpack(control, Body(canary, b"", []))
-    seq, call = unpack(pack(1, m.Call(1, "f", None, (), None, m.EMPTY))[0], Body(canary, canary, [canary]))
+                decode_message(control, Body(canary, b"", []))
+    seq, call = decode_message(
+        encode_message(1, m.Call(1, "f", None, (), None, m.EMPTY))[0], Body(canary, canary, [canary])
+    )
     assert seq == 1 and call.body.payload == canary and not path.exists()
-    Codec().decode(Body(canary, b"", []))
+    Codec().decode_value(Body(canary, b"", []))
     assert path.exists(), "the canary does not create its file"

@@ -69,16 +69,16 @@ def sent(value: Any) -> Body:
     """Encode a value as `ObjectStore` does; a tuple that begins with a callable is a call."""
     codec = Codec()
     if type(value) is tuple and callable(value[0]):
-        quick = None if value[2] else codec.plain_call(value[0], value[1], None)
-        return (quick or codec.fully(value, None, "value", CPU_ONLY))[0]
-    return codec.encode(value)[0]
+        quick = None if value[2] else codec.encode_plain_call(value[0], value[1], None)
+        return (quick or codec.encode_fully(value, None, "value", CPU_ONLY))[0]
+    return codec.encode_value(value)[0]
 
 
 def through(value: Any) -> tuple[bool, Any]:
     """Return whether a value takes the fast path, and the value that arrives."""
     body = sent(value)
     received = Body(body.payload, body.tensors, [bytearray(buffer) for buffer in body.buffers])
-    return fast_path.begins(body.payload), Codec().decode(received)
+    return fast_path.is_fast_payload(body.payload), Codec().decode_value(received)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -130,14 +130,14 @@ def test_a_module_that_is_not_loaded_yet_is_imported(tmp_path: Path, monkeypatch
 
     body = sent((plain_here.f, (1,), {}))
     monkeypatch.delitem(sys.modules, "plain_here")
-    function, args, kwargs = Codec().decode(body)
-    assert fast_path.begins(body.payload) and function(*args, **kwargs) == 1
+    function, args, kwargs = Codec().decode_value(body)
+    assert fast_path.is_fast_payload(body.payload) and function(*args, **kwargs) == 1
 
 
 @pytest.mark.parametrize(("module", "name"), [("textwrap", "gone"), ("gone_altogether", "f")])
 def test_a_function_that_the_receiver_lacks_is_named_in_the_error(module: str, name: str) -> None:
     with pytest.raises(MissingCodeError, match="gone"):
-        Codec().decode(Body(pickle.dumps((module, name, ()), 3), b"", []))
+        Codec().decode_value(Body(pickle.dumps((module, name, ()), 3), b"", []))
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_a_function_that_the_receiver_lacks_is_named_in_the_error(module: str, n
 def test_an_invalid_payload_of_the_fast_path_is_refused(said: Any) -> None:
     table = sent((torch.add, (T, 1), {})).tensors
     with pytest.raises(ProtocolError):
-        Codec().decode(Body(pickle.dumps(said, 3), table, []))
+        Codec().decode_value(Body(pickle.dumps(said, 3), table, []))
 
 
 @pytest.mark.parametrize("length", [2, 3, 9, -1])
 def test_a_cut_payload_is_refused(length: int) -> None:
     body = sent((operator.add, (1, 2), {}))
     with pytest.raises(ProtocolError):
-        Codec().decode(Body(body.payload[:length], b"", []))
+        Codec().decode_value(Body(body.payload[:length], b"", []))

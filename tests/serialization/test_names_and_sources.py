@@ -40,7 +40,7 @@ def test_code_that_came_by_value_is_found_by_name_on_the_receiver() -> None:
             main.other()  # type: ignore[attr-defined]
         with pytest.raises(AttributeError, match="module '__main__' has no attribute 'Missing'"):
             main.Missing  # type: ignore[attr-defined]
-    assert there.codec.decode(there.send("__import__('__main__')")) is sys.modules["__main__"]
+    assert there.codec.decode_value(there.send("__import__('__main__')")) is sys.modules["__main__"]
 
 
 def test_every_pickler_sends_a_main_module_that_has_copies_by_its_name() -> None:
@@ -116,18 +116,18 @@ def test_the_source_of_a_cell_is_sent_once_to_each_worker_that_gets_its_code() -
         patch.setitem(linecache.cache, file, (len(text), None, text.splitlines(True), file))
         first, second = Route({}, "", files=set()), Route({}, "", files=set())
         with pytest.raises(SerializationError):
-            here.codec.encode((here.main.f, threading.Lock()), route=first)  # nothing has been sent
+            here.codec.encode_value((here.main.f, threading.Lock()), route=first)  # nothing has been sent
         freed = torch.ones(1)
         freed.untyped_storage().resize_(0)
         with pytest.raises(SerializationError, match="was freed"):
-            here.codec.encode((here.main.f, freed), route=first)  # nor here
+            here.codec.encode_value((here.main.f, freed), route=first)  # nor here
 
         def has_source(value: object, route: Route) -> bool:
-            return b"# END" in here.codec.encode(value, route=route)[0].payload
+            return b"# END" in here.codec.encode_value(value, route=route)[0].payload
 
         assert [has_source(value, first) for value in (here.main.f, here.main.f, here.main.g)] == [True, False, False]
         assert has_source([here.main.f, here.main.g], second) and not has_source(here.main.f, CPU_ONLY)
-        body = here.codec.encode(here.main.f, route=Route({}, "", files=set()))[0]
+        body = here.codec.encode_value(here.main.f, route=Route({}, "", files=set()))[0]
         patch.delitem(linecache.cache, file)
         assert Process().take(body)() == 1 and linecache.getlines(file)[-1] == "# END\n"
         del linecache.cache[file]

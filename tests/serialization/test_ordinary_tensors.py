@@ -106,14 +106,14 @@ def test_the_fast_path_and_the_general_path_read_equal_tensors(table: tuple[list
 
 @pytest.mark.parametrize("buffers", [[], [bytes(INLINE)], [bytearray(INLINE - 4)], [bytearray(INLINE + 4)]])
 def test_a_buffer_that_does_not_match_is_left_to_the_general_path(buffers: list[Any]) -> None:
-    table, _ = tensors.encode([torch.zeros(INLINE // 4)])
+    table, _ = tensors.encode_tensors([torch.zeros(INLINE // 4)])
     assert tensors.decode_dense(*msgpack.decode(table), [bytearray(INLINE)]) is not None
     assert tensors.decode_dense(*msgpack.decode(table), buffers) is None
 
 
 def _read(table: bytes) -> Any:
     try:
-        received, _ = tensors.decode(table, [])
+        received, _ = tensors.decode_tensors(table, [])
     except ProtocolError:
         return "refused"
     return [(t.dtype, t.shape, t.requires_grad, t.reshape(-1).view(torch.uint8).tolist()) for t in received]
@@ -124,7 +124,7 @@ def _read(table: bytes) -> Any:
 def test_the_fast_path_reads_tables_of_all_dtypes_and_shapes(dtype: str, shape: tuple[int, ...]) -> None:
     """This includes bfloat16, which numpy lacks: only the sender needs numpy."""
     sent = torch.ones(shape).to(tensors.DTYPES[dtype])
-    storages, entries = msgpack.decode(tensors.encode([sent])[0])
+    storages, entries = msgpack.decode(tensors.encode_tensors([sent])[0])
     found = tensors.decode_dense(storages, entries, [])
     assert found is not None
     (received,) = found[0]

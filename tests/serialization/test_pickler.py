@@ -58,13 +58,13 @@ class Table:
     def __init__(self) -> None:
         self.given: list[object] = []
 
-    def give(self, value: object) -> tuple[int | str, ...] | None:
+    def name_of_external(self, value: object) -> tuple[int | str, ...] | None:
         if not isinstance(value, Reference):
             return None
         self.given.append(value)
         return (len(self.given) - 1,)
 
-    def take(self, *name: Any) -> object:
+    def find_external(self, *name: Any) -> object:
         return f"reference {'/'.join(map(str, name))}"
 
 
@@ -73,7 +73,7 @@ class Tagged(torch.Tensor):
 
 
 def send(value: Any, **options: Any) -> Any:
-    return Codec().decode(received(Codec().encode(value)), **options)
+    return Codec().decode_value(received(Codec().encode_value(value)), **options)
 
 
 def received(encoded: Encoded) -> Body:
@@ -121,9 +121,9 @@ def test_a_method_of_a_class_is_sent_by_name() -> None:
 
 def test_a_tensor_that_occurs_twice_arrives_as_one_tensor() -> None:
     tensor = torch.zeros(3)
-    encoded = Codec().encode(([tensor, tensor], {"again": tensor}))
+    encoded = Codec().encode_value(([tensor, tensor], {"again": tensor}))
     assert len(encoded[1]) == 1 and encoded[1][0] is tensor
-    (one, two), rest = Codec().decode(received(encoded))
+    (one, two), rest = Codec().decode_value(received(encoded))
     assert one is two is rest["again"]
 
 
@@ -132,7 +132,7 @@ def test_the_encoder_returns_the_tensors_of_the_sender_in_table_order() -> None:
     parameter = torch.nn.Parameter(torch.ones(1))
     tagged = torch.ones(1).as_subclass(Tagged)
     sparse = torch.eye(2).to_sparse()
-    encoded = Codec().encode([inside, {"p": parameter}, tagged, sparse, inside])
+    encoded = Codec().encode_value([inside, {"p": parameter}, tagged, sparse, inside])
     assert [id(t) for t in encoded[1]] == [id(t) for t in (inside, parameter, tagged, sparse)]
 
 
@@ -186,10 +186,10 @@ def test_a_module_arrives_with_its_parameters_and_behaviour() -> None:
 @pytest.mark.parametrize("count", [3, INLINE])
 def test_arrays_arrive_writable_and_large_ones_are_not_copied(count: int) -> None:
     array = np.zeros(count)
-    encoded = Codec().encode({"array": array, "tensor": torch.ones(count)})
+    encoded = Codec().encode_value({"array": array, "tensor": torch.ones(count)})
     assert len(encoded[0].buffers) == (2 if count == INLINE else 0)
     array[1] = 7
-    arrived = Codec().decode(encoded[0])  # the sender's own views, as within one process
+    arrived = Codec().decode_value(encoded[0])  # the sender's own views, as within one process
     arrived["array"][0] = 1
     assert array[0] == 0 and arrived["array"][1] == (7 if count == INLINE else 0)
     assert arrived["tensor"].sum() == count
@@ -242,21 +242,21 @@ def test_an_error_in_a_reducer_names_the_value() -> None:
 def test_externals_are_sent_by_number() -> None:
     one, two = Reference(), Reference()
     table = Table()
-    encoded = Codec().encode(([one, two], {"again": one}, lambda: two), table)
+    encoded = Codec().encode_value(([one, two], {"again": one}, lambda: two), table)
     assert table.given == [one, two]
-    (a, b), again, function = Codec().decode(encoded[0], table)
+    (a, b), again, function = Codec().decode_value(encoded[0], table)
     assert (a, b, again["again"], function()) == ("reference 0", "reference 1", "reference 0", "reference 1")
 
 
 def test_a_codec_keeps_no_value_until_the_next_garbage_collection() -> None:
     """A value with RRefs must release them as soon as its last reference is dropped."""
-    body = Codec().encode([Reference(), torch.ones(1), np.zeros(INLINE), lambda: 1], Table())[0]
+    body = Codec().encode_value([Reference(), torch.ones(1), np.zeros(INLINE), lambda: 1], Table())[0]
     gc.disable()
     try:
-        kept = [weakref.ref(part) for part in Codec().decode(body, Fresh())[:3]]
+        kept = [weakref.ref(part) for part in Codec().decode_value(body, Fresh())[:3]]
         sent = Reference()
         kept.append(weakref.ref(sent))
-        Codec().encode([sent, torch.ones(1)], Table())
+        Codec().encode_value([sent, torch.ones(1)], Table())
         del sent
         assert [ref() for ref in kept] == [None] * 4
     finally:
@@ -264,36 +264,36 @@ def test_a_codec_keeps_no_value_until_the_next_garbage_collection() -> None:
 
 
 class Fresh(Table):
-    def take(self, *name: Any) -> object:
+    def find_external(self, *name: Any) -> object:
         return Reference()
 
 
 def test_a_payload_that_refers_to_missing_tensors_or_externals_is_refused() -> None:
     codec = Codec()
-    tensors = codec.encode([torch.ones(1), torch.ones(1)])[0]
-    fewer = codec.encode([torch.ones(1)])[0]
+    tensors = codec.encode_value([torch.ones(1), torch.ones(1)])[0]
+    fewer = codec.encode_value([torch.ones(1)])[0]
     with pytest.raises(ProtocolError, match="mentions tensor 1, but has 1"):
-        codec.decode(tensors._replace(tensors=fewer.tensors))
+        codec.decode_value(tensors._replace(tensors=fewer.tensors))
     with pytest.raises(ProtocolError, match="mentions tensor 0, but has 0"):
-        codec.decode(tensors._replace(tensors=b""))
+        codec.decode_value(tensors._replace(tensors=b""))
     with pytest.raises(ProtocolError, match=r"external \(0,\)"):
-        codec.decode(codec.encode(Reference(), Table())[0])
+        codec.decode_value(codec.encode_value(Reference(), Table())[0])
     with pytest.raises(ProtocolError, match="mentions tensor -1"):
-        codec.decode(Body(tensors.payload.replace(b"K\x00\x85", b"J\xff\xff\xff\xff\x85"), tensors.tensors, []))
+        codec.decode_value(Body(tensors.payload.replace(b"K\x00\x85", b"J\xff\xff\xff\xff\x85"), tensors.tensors, []))
     with pytest.raises(ProtocolError, match="broken payload"):
-        codec.decode(codec.encode(np.zeros(INLINE))[0]._replace(buffers=[]))
+        codec.decode_value(codec.encode_value(np.zeros(INLINE))[0]._replace(buffers=[]))
 
 
 @pytest.mark.parametrize("length", range(0, 60, 3))
 def test_a_cut_payload_is_refused(length: int) -> None:
-    body = Codec().encode(("some text", [1, 2, 3], {"key": 1.5, "other": b"bytes" * 5}))[0]
+    body = Codec().encode_value(("some text", [1, 2, 3], {"key": 1.5, "other": b"bytes" * 5}))[0]
     assert length < len(body.payload)
     with pytest.raises(ProtocolError, match="broken payload"):
-        Codec().decode(body._replace(payload=body.payload[:length]))
+        Codec().decode_value(body._replace(payload=body.payload[:length]))
 
 
 def test_a_payload_cannot_be_unpickled_without_its_message() -> None:
-    body = Codec().encode(torch.ones(1))[0]
+    body = Codec().encode_value(torch.ones(1))[0]
     with pytest.raises(SerializationError, match="part of an rpcbench message"):
         pickle.loads(body.payload)
 
@@ -301,7 +301,7 @@ def test_a_payload_cannot_be_unpickled_without_its_message() -> None:
 def test_a_slot_that_this_version_lacks_is_named_in_the_error() -> None:
     payload = f"c{closures.__name__}\nnewer_slot\n.".encode()
     with pytest.raises(MissingCodeError, match="newer_slot"):
-        Codec().decode(Body(payload, b"", []))
+        Codec().decode_value(Body(payload, b"", []))
 
 
 LOCK = threading.Lock()
@@ -363,7 +363,7 @@ def test_the_result_of_an_async_function_is_refused_with_the_remedy() -> None:
     coroutine = later()
     words = "result[0]: cannot pickle 'coroutine' object: a call does not await an async function. Send a function that"
     with pytest.raises(SerializationError, match=re.escape(words) + r".* lambda: asyncio.run\(later\(...\)\)"):
-        Codec().encode([coroutine], label="result")
+        Codec().encode_value([coroutine], label="result")
     coroutine.close()
 
 
@@ -421,7 +421,7 @@ PARTS = ("function", "args", "kwargs")
 )
 def test_the_part_that_cannot_be_pickled_is_named_with_its_path(value: Any, label: Any, message: str) -> None:
     with pytest.raises(SerializationError) as caught:
-        Codec().encode(value, label=label)
+        Codec().encode_value(value, label=label)
     assert str(caught.value).startswith(message)
     assert caught.value.__cause__ is not None
 
@@ -435,45 +435,48 @@ def test_the_search_for_the_part_at_fault_is_bounded(monkeypatch: pytest.MonkeyP
         return None
 
     wide = [[] for _ in range(10**5)]
-    assert diagnostics.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == diagnostics._MOST_PROBES
+    assert (
+        diagnostics.find_fault(wide, "value", TypeError("x"), problem)[0] == "value"
+        and asked == diagnostics._MOST_PROBES
+    )
     monkeypatch.setattr(diagnostics, "_MOST_SECONDS", 0)
     asked = 0
-    assert diagnostics.blame(wide, "value", TypeError("x"), problem)[0] == "value" and asked == 0
+    assert diagnostics.find_fault(wide, "value", TypeError("x"), problem)[0] == "value" and asked == 0
 
 
 def test_the_search_for_the_part_at_fault_ends_in_cycles_and_deep_values() -> None:
     around: list[Any] = []
     around.append([around, LOCK])
     with pytest.raises(SerializationError, match=r"^value\[0\]\[1\]: cannot pickle"):
-        Codec().encode(around)
+        Codec().encode_value(around)
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(SerializationError, match=r"^value: nested too deeply"):
-        Codec().encode(deep)
+        Codec().encode_value(deep)
     while deep:
         deep = deep.pop()
 
 
 def test_an_error_of_the_runtime_passes_unchanged() -> None:
     class Closed(Table):
-        def give(self, value: object) -> tuple[int | str, ...] | None:
+        def name_of_external(self, value: object) -> tuple[int | str, ...] | None:
             raise ShutdownError("stopped")
 
     with pytest.raises(ShutdownError, match="stopped"):
-        Codec().encode([Reference()], Closed())
+        Codec().encode_value([Reference()], Closed())
 
 
 def test_a_function_or_module_that_the_receiver_lacks_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("only_there")
     exec("def work(): return 1", vars(module))
     monkeypatch.setitem(sys.modules, "only_there", module)
-    body = Codec().encode((module.work, (), {}))[0]
-    assert Codec().decode(body)[0] is module.work
+    body = Codec().encode_value((module.work, (), {}))[0]
+    assert Codec().decode_value(body)[0] is module.work
     del module.work
     for missing in (r"Can't get attribute 'work'", r"No module named 'only_there'"):
         with pytest.raises(MissingCodeError, match=f"{missing}.*RPC pickler does not serialize") as caught:
-            Codec().decode(body)
+            Codec().decode_value(body)
         assert isinstance(caught.value, RpcError) and isinstance(caught.value, AttributeError)
         assert send(caught.value).args == caught.value.args
         monkeypatch.delitem(sys.modules, "only_there", raising=False)
@@ -483,18 +486,18 @@ def test_the_error_about_a_module_that_the_receiver_lacks_has_the_remedy(monkeyp
     module = types.ModuleType("only_there")
     exec("def work(): return 1", vars(module))
     monkeypatch.setitem(sys.modules, "only_there", module)
-    bodies = [Codec().encode(value)[0] for value in ((module.work, (), {}), module, lambda: module.work())]
-    assert Codec().decode(bodies[1]) is module
+    bodies = [Codec().encode_value(value)[0] for value in ((module.work, (), {}), module, lambda: module.work())]
+    assert Codec().decode_value(bodies[1]) is module
     monkeypatch.delitem(sys.modules, "only_there")
     for body in bodies:
         with pytest.raises(MissingCodeError, match=r"sys\.path later, cluster\.reload\('only_there'\) loads"):
-            Codec().decode(body)
+            Codec().decode_value(body)
 
 
 def test_an_error_of_a_user_class_passes_unchanged() -> None:
-    body = Codec().encode(Brittle())[0]
+    body = Codec().encode_value(Brittle())[0]
     with pytest.raises(AttributeError, match=r"^just so$") as caught:
-        Codec().decode(body)
+        Codec().decode_value(body)
     assert not isinstance(caught.value, RpcError)
 
 
@@ -511,11 +514,11 @@ def test_an_exception_can_be_sent_as_a_value() -> None:
     assert type(arrived[0]) is KeywordsOnly and arrived[0].code == 7 and arrived[0].holds[0] is arrived[0]
     assert arrived[1].args == (Colour.RED,)
     with pytest.raises(SerializationError, match=r"^value\.args\[1\]: cannot pickle '_thread.lock'"):
-        Codec().encode(KeywordsOnly(code=7, holds=threading.Lock()))
+        Codec().encode_value(KeywordsOnly(code=7, holds=threading.Lock()))
 
 
 def raised(error: BaseException) -> Any:
-    return Codec().decode(Codec().encode_error(error))
+    return Codec().decode_value(Codec().encode_error(error))
 
 
 def test_an_error_with_an_unpicklable_attribute_keeps_its_type() -> None:
@@ -564,8 +567,8 @@ def test_a_reused_codec_writes_the_bytes_of_a_new_one() -> None:
     array, ones = np.zeros(INLINE), torch.ones(2)
     short: list[Any] = [[shared, shared], [array], [array], [shared], [ones, 1], [ones, 1], [shared, ones]]
     for value in (*short, list(range(9999)), *short, [local], *short):
-        body, found = codec.encode(value)
-        assert (body, found) == Codec().encode(value)
+        body, found = codec.encode_value(value)
+        assert (body, found) == Codec().encode_value(value)
         assert bool(codec._idle) == any(value is one for one in short), (
             "a pickler is not reused after a large value or code"
         )
@@ -581,7 +584,7 @@ def test_a_codec_serves_many_threads() -> None:
     def work(n: int) -> None:
         for i in range(50):
             sent = [Local(n), torch.full((4,), float(i)), lambda: n]
-            arrived, tensor, function = codec.decode(codec.encode(sent)[0])
+            arrived, tensor, function = codec.decode_value(codec.encode_value(sent)[0])
             if type(arrived) is not Local or arrived.n != n or tensor[0] != i or function() != n:
                 failures.append((n, i))
 
@@ -603,7 +606,7 @@ def test_two_threads_can_import_modules_of_one_package_at_once(tmp_path: Path, m
     monkeypatch.syspath_prepend(str(tmp_path))
     bodies = [Body(f"cslowly.package.{name}\nwhere\n.".encode(), b"", []) for name in ("left", "right")]
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda b=body: found.append(Codec().decode(b)())) for body in bodies]
+    threads = [threading.Thread(target=lambda b=body: found.append(Codec().decode_value(b)())) for body in bodies]
     for thread in threads:
         thread.start()
         time.sleep(0.1)  # the second import begins during the first one
@@ -637,27 +640,27 @@ def test_a_single_tensor_takes_the_fast_path_with_the_body_of_the_general_one(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = ALONE[name]
-    quick, sent = Codec().encode(value)
-    arrived = Codec().decode(quick)
+    quick, sent = Codec().encode_value(value)
+    arrived = Codec().decode_value(quick)
     monkeypatch.setattr(pickler, "_encode_one_tensor", lambda value: None)
-    assert Codec().encode(value)[0] == quick, "the bodies are equal"
+    assert Codec().encode_value(value)[0] == quick, "the bodies are equal"
     monkeypatch.setattr(pickler, "_ALONE", b"")
     monkeypatch.setattr(pickler, "_LISTED", b"")
-    again = Codec().decode(quick)
+    again = Codec().decode_value(quick)
     assert type(arrived) is type(again) and repr(arrived) == repr(again) == repr(value)
     assert not isinstance(value, torch.Tensor) or (sent == [value] and vars(arrived) == vars(value))
 
 
 def test_a_registered_reducer_for_tensors_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pickler._REDUCERS, torch.Tensor, lambda tensor: (tuple, (("reduced",),)))
-    assert Codec().decode(Codec().encode(torch.ones(2))[0]) == ("reduced",)
+    assert Codec().decode_value(Codec().encode_value(torch.ones(2))[0]) == ("reduced",)
 
 
 def test_a_module_with_a_name_of_python_2_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "commands.py").write_text("def run(x):\n    return x\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "commands", raising=False)
-    function, args = Codec().decode(Body(pickle.dumps(("commands", "run", (1,)), 3), b"", []))[:2]
+    function, args = Codec().decode_value(Body(pickle.dumps(("commands", "run", (1,)), 3), b"", []))[:2]
     assert function.__module__ == "commands" and function(*args) == 1
     del sys.modules["commands"]
 
@@ -672,4 +675,4 @@ def test_what_is_too_large_for_a_protocol_is_sent_by_another(monkeypatch: pytest
 
     monkeypatch.setattr(fast_path, "pickle", types.SimpleNamespace(dumps=refuses))
     for value in (b"x", (operator.neg, (3,), {})):
-        assert Codec().decode(Codec().encode(value)[0]) == value
+        assert Codec().decode_value(Codec().encode_value(value)[0]) == value

@@ -109,9 +109,9 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 def send(value: Any) -> Any:
-    encoded = Codec().encode(value)
+    encoded = Codec().encode_value(value)
     payload, table, buffers = encoded[0]
-    return Codec().decode(Body(payload, table, [bytearray(buffer) for buffer in buffers]))
+    return Codec().decode_value(Body(payload, table, [bytearray(buffer) for buffer in buffers]))
 
 
 def elements(tensor: torch.Tensor) -> list[Any]:

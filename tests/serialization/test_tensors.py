@@ -26,15 +26,15 @@ pytestmark = [
 
 
 def travel(*sent: torch.Tensor) -> list[torch.Tensor]:
-    table, buffers = tensors.encode(sent)
-    received, used = tensors.decode(table, [bytearray(buffer) for buffer in buffers])
+    table, buffers = tensors.encode_tensors(sent)
+    received, used = tensors.decode_tensors(table, [bytearray(buffer) for buffer in buffers])
     assert used == len(buffers)
     return received
 
 
 def weight(*sent: torch.Tensor) -> int:
     """Bytes that these tensors take on the wire."""
-    table, buffers = tensors.encode(sent)
+    table, buffers = tensors.encode_tensors(sent)
     return len(table) + sum(buffer.nbytes for buffer in buffers)
 
 
@@ -148,8 +148,8 @@ def test_an_uncoalesced_tensor_keeps_its_entries() -> None:
 @pytest.mark.parametrize("count", [4, INLINE])
 def test_a_received_tensor_is_writable_and_separate_from_the_sent_one(count: int) -> None:
     sent = torch.zeros(count)
-    table, buffers = tensors.encode([sent])
-    (received,), _ = tensors.decode(table, buffers)  # the sender's own views, as within one process
+    table, buffers = tensors.encode_tensors([sent])
+    (received,), _ = tensors.decode_tensors(table, buffers)  # the sender's own views, as within one process
     received += 1
     assert sent.sum() == 0 and received.sum() == count
     assert all(buffer.readonly for buffer in buffers)
@@ -157,16 +157,16 @@ def test_a_received_tensor_is_writable_and_separate_from_the_sent_one(count: int
 
 def test_large_storages_are_sent_from_the_tensors_memory() -> None:
     sent = torch.zeros(INLINE, dtype=torch.uint8)
-    _, (buffer,) = tensors.encode([sent])
+    _, (buffer,) = tensors.encode_tensors([sent])
     sent[7] = 9
     assert buffer[7] == 9
-    assert tensors.encode([sent[:-1]])[1] == []
+    assert tensors.encode_tensors([sent[:-1]])[1] == []
 
 
 def test_received_buffers_become_the_memory_of_the_tensors() -> None:
-    table, (buffer,) = tensors.encode([torch.zeros(INLINE, dtype=torch.uint8)])
+    table, (buffer,) = tensors.encode_tensors([torch.zeros(INLINE, dtype=torch.uint8)])
     mine = bytearray(buffer)
-    (received,), _ = tensors.decode(table, [mine])
+    (received,), _ = tensors.decode_tensors(table, [mine])
     mine[3] = 5
     assert received[3] == 5
 
@@ -222,9 +222,9 @@ def test_tensors_without_readable_memory_are_refused() -> None:
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)
     with pytest.raises(SerializationError, match="freed"):
-        tensors.encode([freed])
+        tensors.encode_tensors([freed])
     with pytest.raises(SerializationError, match="to_dense"):
-        tensors.encode([torch.ones(2, 2).to_mkldnn()])
+        tensors.encode_tensors([torch.ones(2, 2).to_mkldnn()])
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_tensors_without_readable_memory_are_refused() -> None:
     ids=["plain", "subclass", "uninitialized", "nested"],
 )
 def test_a_table_fits_only_tensors_that_it_can_describe(tensor: torch.Tensor, fits: bool) -> None:
-    assert tensor_types.fits(tensor) is fits
+    assert tensor_types.is_describable(tensor) is fits
 
 
 FOUR = b"\0" * 16  # one storage: four float32
@@ -311,13 +311,13 @@ BEYOND = [["int64", [1, 1], 0], ["float32", [1], 1]]  # an index of 5 << 56 or s
 )
 def test_invalid_storages_and_entries_are_refused(storages: Any, entry: Any) -> None:
     with pytest.raises(ProtocolError):
-        tensors.decode(msgpack.encode([storages, [entry]]), [])
+        tensors.decode_tensors(msgpack.encode([storages, [entry]]), [])
 
 
 def test_a_device_that_the_receiver_lacks_is_a_serialization_error_that_names_it() -> None:
     table = msgpack.encode([[[FOUR, "cuda:77"]], [["float32", [4], 0]]])
     with pytest.raises(SerializationError, match="a tensor came for cuda:77, which this worker does not have"):
-        tensors.decode(table, [])
+        tensors.decode_tensors(table, [])
 
 
 @pytest.mark.parametrize(
@@ -331,14 +331,14 @@ def test_a_device_that_the_receiver_lacks_is_a_serialization_error_that_names_it
 )
 def test_a_refusal_states_the_check_that_failed(entry: list[Any], message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
-        tensors.decode(msgpack.encode([[FOUR], [entry]]), [])
+        tensors.decode_tensors(msgpack.encode([[FOUR], [entry]]), [])
 
 
 @pytest.mark.parametrize("buffers", [[], [bytearray(8)], [bytearray(INLINE - 1)]])
 def test_buffers_that_do_not_match_are_refused(buffers: list[bytearray]) -> None:
-    table, _ = tensors.encode([torch.zeros(INLINE, dtype=torch.uint8)])
+    table, _ = tensors.encode_tensors([torch.zeros(INLINE, dtype=torch.uint8)])
     with pytest.raises(ProtocolError):
-        tensors.decode(table, buffers)
+        tensors.decode_tensors(table, buffers)
 
 
 def sample() -> bytes:
@@ -354,7 +354,7 @@ def sample() -> bytes:
             torch.quantize_per_channel(base.reshape(3, 4), torch.ones(3), torch.zeros(3), 0, torch.quint8),
         ]
     plain = [base, parameter, base[::3], torch.tensor([1j]).conj(), torch.zeros(0, 3), torch.zeros(3, device="meta")]
-    return tensors.encode([*plain, *sparse, *quantized])[0]
+    return tensors.encode_tensors([*plain, *sparse, *quantized])[0]
 
 
 SAMPLE = sample()
@@ -363,7 +363,7 @@ SAMPLE = sample()
 def survives(table: bytes) -> None:
     """Decode a table; the result is a ProtocolError, or tensors within the received bytes."""
     try:
-        received, _ = tensors.decode(table, [])
+        received, _ = tensors.decode_tensors(table, [])
     except ProtocolError:
         return
     for tensor in received:
@@ -388,7 +388,7 @@ def test_a_table_with_changed_bytes_is_refused_or_decodes_within_its_bytes(flips
 @pytest.mark.parametrize("length", range(len(SAMPLE)))
 def test_cut_tables_are_refused(length: int) -> None:
     with pytest.raises(ProtocolError):
-        tensors.decode(SAMPLE[:length], [])
+        tensors.decode_tensors(SAMPLE[:length], [])
 
 
 NUMBERS = st.one_of(st.integers(0, 20), st.sampled_from([-1, HUGE, 2**63 - 1, 2**63, None, True, 1.5, "x"]))

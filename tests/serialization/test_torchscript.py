@@ -42,7 +42,7 @@ class Net(torch.nn.Module):
 
 
 def send(value: Any) -> Any:
-    return Codec().decode(Codec().encode(value)[0])
+    return Codec().decode_value(Codec().encode_value(value)[0])
 
 
 @pytest.fixture
@@ -88,11 +88,11 @@ def test_a_received_function_can_be_sent_on_and_is_loaded_once(function: Any) ->
 
 def test_a_script_function_of_a_module_is_sent_by_name(module: types.ModuleType) -> None:
     module.scaled = torch.jit.script(module.scaled)
-    body = Codec().encode(module.scaled)[0]
-    assert Codec().decode(body) is module.scaled
+    body = Codec().encode_value(module.scaled)[0]
+    assert Codec().decode_value(body) is module.scaled
     del module.scaled
     with pytest.raises(MissingCodeError, match=r"'scaled'.*RPC pickler does not serialize"):
-        Codec().decode(body)
+        Codec().decode_value(body)
 
 
 @pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2))])
@@ -123,7 +123,7 @@ def test_a_bound_method_of_a_script_module_is_sent_with_its_module() -> None:
 
 
 def test_the_files_of_large_modules_are_not_copied_into_the_payload() -> None:
-    body = Codec().encode(torch.jit.script(torch.nn.Linear(100, 100)))[0]
+    body = Codec().encode_value(torch.jit.script(torch.nn.Linear(100, 100)))[0]
     assert len(body.payload) < 1000 and sum(buffer.nbytes for buffer in body.buffers) > 40_000
 
 

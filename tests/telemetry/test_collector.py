@@ -207,7 +207,7 @@ def test_who_goes_just_before_it_is_asked_is_not_waited_for(
 ) -> None:
     stop = collector.subscribe(lambda: None)
     assert collector.settle(20)
-    ask = collector._probes.ask
+    ask = collector._probes.send_probe
 
     def late(member: int) -> int:
         if member == 2:
@@ -215,7 +215,7 @@ def test_who_goes_just_before_it_is_asked_is_not_waited_for(
             until(lambda: collector.world()[2]["state"] in ("left", "lost"))
         return ask(member)
 
-    monkeypatch.setattr(collector._probes, "ask", late)
+    monkeypatch.setattr(collector._probes, "send_probe", late)
     assert collector.settle(20)
     stop()
 

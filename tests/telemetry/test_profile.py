@@ -24,7 +24,7 @@ from rpcbench import rpc
 from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.runtime import operator_profile
-from rpcbench.runtime.operator_profile import MemberProfile, Operator, bounded, operators, sums
+from rpcbench.runtime.operator_profile import MemberProfile, Operator, bounded_profile, collect_operators, sum_operators
 from rpcbench.telemetry.message_views import SHARED, ClockOffset
 from rpcbench.telemetry.profile import SHOWN, Profile, profile
 from rpcbench.telemetry.trace import Trace
@@ -39,7 +39,7 @@ def op(name: str, begin: float, seconds: float, track: str = "main", **more: Any
 
 
 def own(*found: Operator) -> dict[str, float]:
-    return {one.name: round(one.own, 6) for one in sums(found)}
+    return {one.name: round(one.own, 6) for one in sum_operators(found)}
 
 
 def test_the_own_time_of_an_operator_is_without_those_that_it_called() -> None:
@@ -61,13 +61,13 @@ def test_an_operator_that_ends_on_another_thread_takes_nothing_from_others() -> 
 
 
 def test_sums_have_all_calls_longest_first() -> None:
-    first, second = sums([op("a", 0.0, 1.0), op("b", 1.0, 5.0), op("a", 6.0, 1.5)])
+    first, second = sum_operators([op("a", 0.0, 1.0), op("b", 1.0, 5.0), op("a", 6.0, 1.5)])
     assert (first.name, first.calls) == ("b", 1) and (second.name, second.calls, second.seconds) == ("a", 2, 2.5)
 
 
 def test_of_too_many_operators_the_longest_are_kept_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_profile, "KEPT", 3)
-    made = bounded([op("a", float(n), 0.1 * (n + 1)) for n in range(8)], [])
+    made = bounded_profile([op("a", float(n), 0.1 * (n + 1)) for n in range(8)], [])
     assert sorted(one.begin for one in made.operators) == [5.0, 6.0, 7.0] and made.left_out == 5
     assert [one.calls for one in made.sums] == [8]
 
@@ -94,13 +94,17 @@ class TorchEvent:
 
 def test_events_of_torch_get_the_names_of_their_threads_and_our_clock() -> None:
     told = [TorchEvent("mm", 5_000_001_000), TorchEvent("add", 6_000_000_000, place=8), TorchEvent("own", hidden=True)]
-    mm, add = operators([*told, TorchEvent("profiler::_record_function_enter_new")], 5_000_000_000, {7: "MainThread"})
+    mm, add = collect_operators(
+        [*told, TorchEvent("profiler::_record_function_enter_new")], 5_000_000_000, {7: "MainThread"}
+    )
     assert (mm.name, mm.track, mm.alone) == ("mm", "MainThread", True)
     assert (mm.begin, mm.seconds) == pytest.approx((1e-6, 2e-6)) and (add.track, add.begin) == ("thread 8", 1.0)
 
 
 def test_events_of_a_gpu_stand_on_its_stream() -> None:
-    kernel, copied = operators([TorchEvent("gemm", device="CUDA"), TorchEvent("gloo", ends_on=2)], 0, {7: "MainThread"})
+    kernel, copied = collect_operators(
+        [TorchEvent("gemm", device="CUDA"), TorchEvent("gloo", ends_on=2)], 0, {7: "MainThread"}
+    )
     assert (kernel.track, kernel.device, kernel.alone) == ("CUDA 0, stream 7", "CUDA", True)
     assert not copied.alone
 
@@ -119,7 +123,7 @@ def made_of(clock: ClockOffset = SHARED, left_out: int = 0, **members: list[Oper
     found = Profile(seen)
     memory = [(1.0, {"process": 100 << 20}), (2.0, {"process": 400 << 20}), (3.0, {"process": 300 << 20})]
     for name, each in members.items():
-        found.members[name] = MemberProfile(each, sums(each), memory, left_out)
+        found.members[name] = MemberProfile(each, sum_operators(each), memory, left_out)
     return found
 
 
@@ -300,7 +304,7 @@ def test_one_profile_at_a_time_and_the_next_one_works(cluster: rpcbench.Cluster)
         with pytest.raises(RpcError, match="notebook profiles already: end that block"), profile("worker2"):
             pass
         with pytest.raises(RpcError, match="worker1 is being profiled by another member"):
-            rpc.rpc_sync("worker1", operator_profile.begin, (5, 0))
+            rpc.rpc_sync("worker1", operator_profile.begin_profile, (5, 0))
     with pytest.raises(UnknownWorkerError, match="worker1"), profile("worker9"):
         pass
     with pytest.raises(ZeroDivisionError), profile("all"):
@@ -312,7 +316,7 @@ def test_one_profile_at_a_time_and_the_next_one_works(cluster: rpcbench.Cluster)
 
 @pytest.mark.process
 def test_a_profile_whose_end_was_interrupted_gives_way_to_the_next(cluster: rpcbench.Cluster) -> None:
-    rpc.rpc_sync("worker1", operator_profile.begin, (0, -1))
+    rpc.rpc_sync("worker1", operator_profile.begin_profile, (0, -1))
     with profile("worker1") as made:
         rpc.rpc_sync("worker1", torch.mm, (torch.ones(2, 2), torch.ones(2, 2)))
     assert made.complete and [row["calls"] for row in made.table().rows if row["operator"] == "aten::mm"] == [1]
@@ -322,9 +326,9 @@ def test_a_profile_whose_end_was_interrupted_gives_way_to_the_next(cluster: rpcb
 def test_a_profile_that_ends_before_it_begins_never_begins(cluster: rpcbench.Cluster) -> None:
     """After Ctrl-C the request to end it can overtake the one to begin."""
     with pytest.raises(RpcError, match="was ended before its time"):
-        rpc.rpc_sync("worker1", operator_profile.end, (0, -2))
+        rpc.rpc_sync("worker1", operator_profile.end_profile, (0, -2))
     with pytest.raises(RpcError, match="the profile of worker1 has ended before it began"):
-        rpc.rpc_sync("worker1", operator_profile.begin, (0, -2))
+        rpc.rpc_sync("worker1", operator_profile.begin_profile, (0, -2))
     with profile("worker1") as made:
         pass
     assert made.complete

@@ -18,7 +18,15 @@ from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry import recording
 from rpcbench.telemetry.autograd_view import autograd_view
 from rpcbench.telemetry.message_views import messages_view
-from rpcbench.telemetry.recording import Cleaner, Player, Record, flat, load, record, world_of
+from rpcbench.telemetry.recording import (
+    Cleaner,
+    Player,
+    Record,
+    flatten_world,
+    load_record,
+    record,
+    world_from_sections,
+)
 from rpcbench.telemetry.views import rref_view
 
 
@@ -30,13 +38,13 @@ def agents(tmp_path: Path, no_leaks: None) -> Iterator[list[Agent]]:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two worlds say the same, as far as a record does."""
-    return json.loads(json.dumps(flat(one))) == json.loads(json.dumps(flat(other)))
+    return json.loads(json.dumps(flatten_world(one))) == json.loads(json.dumps(flatten_world(other)))
 
 
 def named(played: Record, name: str) -> Any:
     """The world at the moment of that name."""
     player = Player(played)
-    player.go(next(i for i, frame in enumerate(played.frames) if frame[2] == name))
+    player.go_to_frame(next(i for i, frame in enumerate(played.frames) if frame[2] == name))
     return player.world()
 
 
@@ -57,11 +65,11 @@ def test_at_each_marked_moment_it_equals_the_live_tables(agents: list[Agent], tm
                 if same(before, collector.world()):
                     break
             live[f"moment {moment}"] = before
-    played = load(tmp_path / "lesson.json")
+    played = load_record(tmp_path / "lesson.json")
     for name, at in live.items():
         last = max(i for i, frame in enumerate(played.frames) if frame[2] == name)
         player = Player(played)
-        player.go(last)
+        player.go_to_frame(last)
         assert same(player.world(), at)
         for view in (rref_view, autograd_view, messages_view):
             assert view(player.world()) == view(at)
@@ -72,7 +80,7 @@ def test_the_record_ends_with_what_members_had_yet_to_tell(agents: list[Agent], 
     running = record(tmp_path / "lesson.json")
     rpc_sync("worker1", torch.add, (1, 2), {})
     made = running.stop()
-    rows = messages_view(named(load(tmp_path / "lesson.json"), "end"))["messages"].values()
+    rows = messages_view(named(load_record(tmp_path / "lesson.json"), "end"))["messages"].values()
     assert [(row["kind"], row["state"]) for row in rows] == [("Call", "received"), ("Result", "received")]
     assert running.stop() == made
     until(lambda: not any(agent.bus.listening for agent in agents))
@@ -85,26 +93,26 @@ def test_it_can_be_played_forth_and_back_and_tells_who_looks(agents: list[Agent]
         until(lambda: len(running.record().frames) > 1)
         running.mark("one")
         del first
-    player = Player(load(tmp_path / "lesson.json"))
+    player = Player(load_record(tmp_path / "lesson.json"))
     worlds = []
     for frame in range(len(player.record.frames)):
-        player.go(frame)
+        player.go_to_frame(frame)
         worlds.append(player.world())
     woken = []
     stop = player.subscribe(lambda: woken.append(player.at))
     for frame in reversed(range(len(worlds))):
-        player.go(frame)
+        player.go_to_frame(frame)
         assert player.world() == worlds[frame]
     assert woken == list(reversed(range(len(worlds))))
-    player.go(10_000)
+    player.go_to_frame(10_000)
     assert player.at == len(worlds) - 1
     stop()
-    player.go(0)
+    player.go_to_frame(0)
     assert woken[-1] == len(worlds) - 1
 
 
 def test_it_says_what_it_holds_and_what_it_leaves_out(agents: list[Agent], tmp_path: Path) -> None:
-    agents[1].bus.register("logs", lambda: {"1": {"text": "a line"}})
+    agents[1].bus.register_table("logs", lambda: {"1": {"text": "a line"}})
     for everything in (False, True):
         with record(tmp_path / "lesson.json", everything):
             rpc_sync("worker1", int)
@@ -115,7 +123,7 @@ def test_it_says_what_it_holds_and_what_it_leaves_out(agents: list[Agent], tmp_p
         assert about["holds"]["rows of messages"] > 0
         assert ("table logs" in about["leaves_out"]) is not everything
         assert ("a line" in file) is everything and "values of tensors" in about["leaves_out"]
-        assert str(load(tmp_path / "lesson.json")).startswith(f"record of {about['frames'][-1][0]:.1f} s: ")
+        assert str(load_record(tmp_path / "lesson.json")).startswith(f"record of {about['frames'][-1][0]:.1f} s: ")
 
 
 def test_values_of_tensors_are_not_in_it(agents: list[Agent], tmp_path: Path) -> None:
@@ -128,11 +136,11 @@ def test_values_of_tensors_are_not_in_it(agents: list[Agent], tmp_path: Path) ->
 
 def test_paths_and_secrets_are_taken_out_of_strings() -> None:
     nested = Cleaner({"A_TOKEN": "abcdef", "B_TOKEN": "abcdefghij"})
-    assert nested.clean("x abcdefghij abcdef") == "x *** ***"
+    assert nested.clean_value("x abcdefghij abcdef") == "x *** ***"
     cleaner = Cleaner({"API_TOKEN": "s3cr3t-value", "PATH": "/usr/bin", "A_KEY": "x"}, Path("/mnt/eve"))
     row = {"label": "f of /mnt/eve/code/a.py", "more": ["/home/ann/b.py and /Users/bo/c", "has s3cr3t-value"], "n": 1}
-    assert cleaner.clean(row) == {"label": "f of ~/code/a.py", "more": ["~/b.py and ~/c", "has ***"], "n": 1}
-    assert cleaner.clean("/usr/bin x") == "/usr/bin x", "neither a secret's name nor long enough"
+    assert cleaner.clean_value(row) == {"label": "f of ~/code/a.py", "more": ["~/b.py and ~/c", "has ***"], "n": 1}
+    assert cleaner.clean_value("/usr/bin x") == "/usr/bin x", "neither a secret's name nor long enough"
 
 
 def test_a_label_that_holds_a_home_path_is_cleaned_on_its_way(agents: list[Agent], tmp_path: Path) -> None:
@@ -147,8 +155,8 @@ def test_when_it_is_full_it_says_so(agents: list[Agent], tmp_path: Path, monkeyp
     with record(tmp_path / "lesson.json") as running:
         while not any("first 10 rows" in words for words in running.record().about["leaves_out"]):
             rpc_sync("worker1", int)
-    held = load(tmp_path / "lesson.json").about["holds"]["rows of messages"]
-    assert held > 0 and load(tmp_path / "lesson.json").frames[-1][2] != "end"
+    held = load_record(tmp_path / "lesson.json").about["holds"]["rows of messages"]
+    assert held > 0 and load_record(tmp_path / "lesson.json").frames[-1][2] != "end"
 
 
 def test_on_a_full_disk_the_record_of_before_stays_and_nothing_else(tmp_path: Path) -> None:
@@ -171,9 +179,9 @@ def test_on_a_full_disk_the_record_of_before_stays_and_nothing_else(tmp_path: Pa
 def test_other_files_are_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=words):
-        load(tmp_path / "x.json")
+        load_record(tmp_path / "x.json")
 
 
 def test_a_world_is_the_same_after_it_was_flat() -> None:
     at = {3: {"name": "w", "id": 3, "state": "up", "clock": [1.0, 0.5], "tables": {"owned": {"0.1": {"a": 1}}}}}
-    assert world_of(flat(at)) == at
+    assert world_from_sections(flatten_world(at)) == at

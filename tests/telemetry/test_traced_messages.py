@@ -19,8 +19,16 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry import message_views
 from rpcbench.telemetry.collector import Collector
-from rpcbench.telemetry.message_views import SHARED, ClockOffset, better, estimate, gather, messages_view, plain_words
-from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.message_views import (
+    SHARED,
+    ClockOffset,
+    choose_better_clock,
+    describe_message,
+    estimate_clock,
+    gather,
+    messages_view,
+)
+from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.trace import _world_since, trace
 from rpcbench.testing import Faults, install
 from rpcbench.wire.messages import KINDS
@@ -99,7 +107,7 @@ def test_whoever_does_not_ask_for_messages_makes_none(agents: list[Agent]) -> No
     rpc_sync("worker1", int)
     assert len(shown(collector, "Call")) == 1
     more()
-    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.told) for agent in agents))
+    until(lambda: not any(agent.machine.read_node(lambda node: node.delivery.observer) for agent in agents))
     assert all("messages" not in member["tables"] for member in collector.world().values())
     stop()
 
@@ -179,7 +187,7 @@ def test_of_one_member_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert [row["sent"] for row in made[0]["tables"]["messages"].values()] == [float(n) for n in range(15, 25)]
     view = messages_view(made)
     assert view["counts"] == {"messages": {"all": 25}} and view["workers"]["0"]["left_out"] == 0
-    assert text(view).startswith("3 members, 10 messages, 10 in flight, last 10 of 25 shown\n")
+    assert summarize_view(view).startswith("3 members, 10 messages, 10 in flight, last 10 of 25 shown\n")
 
 
 def test_of_all_members_the_latest_are_shown_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,12 +291,12 @@ def test_calls_of_this_package_are_hidden_but_for_cells() -> None:
     ],
 )
 def test_a_message_in_plain_words(kind: str, about: str, words: str) -> None:
-    assert plain_words(kind, about) == words
+    assert describe_message(kind, about) == words
 
 
 def test_gradients_between_stages_are_a_family_of_their_own() -> None:
     family_of = message_views.family_of
-    parcels = [family_of("Parcel", plain_words("Parcel", f"{letter}2 for stage 0")) for letter in "FB"]
+    parcels = [family_of("Parcel", describe_message("Parcel", f"{letter}2 for stage 0")) for letter in "FB"]
     assert [*parcels, family_of("Create", ""), family_of("Unknown", "")] == ["pipeline", "gradient", "call", "other"]
 
 
@@ -315,12 +323,12 @@ def test_an_answer_has_the_label_of_its_call() -> None:
 
 
 def test_an_estimate_is_right_where_both_ways_take_as_long_and_says_how_wrong_it_may_be() -> None:
-    assert estimate(10.0, 110.5, 110.75, 11.25) == ClockOffset(100.0, 0.5)
-    skewed = estimate(10.0, 111.0, 111.0, 11.0)  # all of the second was the way there
+    assert estimate_clock(10.0, 110.5, 110.75, 11.25) == ClockOffset(100.0, 0.5)
+    skewed = estimate_clock(10.0, 111.0, 111.0, 11.0)  # all of the second was the way there
     assert abs(skewed.ahead - 100.0) <= skewed.error
     assert (
-        better(skewed, ClockOffset(99.0, 0.1)) == ClockOffset(99.0, 0.1)
-        and better(ClockOffset(1.0, 0.1), skewed).error == 0.1
+        choose_better_clock(skewed, ClockOffset(99.0, 0.1)) == ClockOffset(99.0, 0.1)
+        and choose_better_clock(ClockOffset(1.0, 0.1), skewed).error == 0.1
     )
 
 
@@ -368,7 +376,7 @@ def test_a_trace_says_where_not_all_have_told(agents: list[Agent], monkeypatch: 
     faults = install(Faults(), agents[2])
     faults.hold("Notice")
     with trace() as seen:
-        until(lambda: all(agent.machine.ask(lambda node: node.delivery.told) for agent in agents[:2]))
+        until(lambda: all(agent.machine.read_node(lambda node: node.delivery.observer) for agent in agents[:2]))
         rpc_sync("worker1", abs, (-1,))
         until(lambda: "abs" in str(messages_view(collect.current_collector().world())))
     assert not seen.complete and any(row["label"] == "abs" for row in seen.view["messages"].values())
@@ -377,5 +385,5 @@ def test_a_trace_says_where_not_all_have_told(agents: list[Agent], monkeypatch: 
 
 def test_a_message_of_which_only_the_loss_was_reported_has_its_line() -> None:
     made = messages_view(picture((0, half("sent", 1, 4, 1.0)), (0, half("lost", 1, 5, 1.5))))
-    told = text(made)
+    told = summarize_view(made)
     assert "500.0 ms  m0 → m1: " in told and "lost" in told

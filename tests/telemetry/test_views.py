@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcbench.telemetry.autograd_view import autograd_view
-from rpcbench.telemetry.summary import LINES, text
-from rpcbench.telemetry.views import diff, patch, pipeline_view, rref_view
+from rpcbench.telemetry.summary import LINES, summarize_view
+from rpcbench.telemetry.views import diff_views, patch_view, pipeline_view, rref_view
 
 VIEWS = [rref_view, autograd_view, pipeline_view]
 
@@ -213,7 +213,7 @@ def test_a_released_context_keeps_its_last_numbers_and_nothing_is_in_flight():
     there["graphs"]["5"]["recvs"] = []
     view = autograd_view(world(here, there))
     assert (view["links"]["5/0>1"]["state"], view["contexts"]["5"]["open"]) == ("lost", 0)
-    assert "released" in text(view)
+    assert "released" in summarize_view(view)
 
 
 def test_a_context_is_open_until_its_maker_has_released_it():
@@ -297,7 +297,7 @@ def test_context_ids_survive_javascript():
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_empty_world_is_a_view_too(view):
     assert all(rows == {} for rows in view({}).values())
-    assert text(view({})).startswith("0 members, 0 ")
+    assert summarize_view(view({})).startswith("0 members, 0 ")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -319,7 +319,7 @@ def test_text_counts_names_and_cuts():
     forks = {f"0.{i}": user(f"0.{i}", 1, "pending", rref=f"1.{i}") for i in range(LINES + 3)}
     at = world({"users": forks}, {})
     at[1]["left_out"] = 4
-    lines = text(rref_view(at)).splitlines()
+    lines = summarize_view(rref_view(at)).splitlines()
     assert lines[0] == "2 members, 15 RRefs, 15 forks, 15 pending (4 events left out)"
     assert lines[1] == "  1.0 Tensor on w1: on its way, used by w0 (pending)"
     assert lines[-1] == "  … and 3 more"
@@ -329,21 +329,21 @@ def test_text_counts_names_and_cuts():
 def test_text_of_contexts_and_steps():
     one = {"pass": "0.1", "state": "running", "needed": 8, "arrived": 3, "waiting": 2}
     at = world({"contexts": {"5": context(sends=[{"message": 1, "to": 1}], passes=[one], gradients=1)}}, {})
-    assert text(autograd_view(at)).splitlines()[1] == (
+    assert summarize_view(autograd_view(at)).splitlines()[1] == (
         "  context 5 on 1 worker: 1 send, 0 recvs, 1 gradient, backward runs (5 gradients to come)"
     )
     at = world({}, {"ops": {"a": op(1, "F", 0, 1.0, 1.25), "b": op(1, "B", 0, 1.75, 2.0)}})
-    assert text(pipeline_view(at)).splitlines()[1] == "  step 1 (running): 2 ops in 1000.0 ms"
+    assert summarize_view(pipeline_view(at)).splitlines()[1] == "  step 1 (running): 2 ops in 1000.0 ms"
     part = {"step": 1, "worker": 1, "workers": [1], "plan": ["0F0", "0B0"], "ideal": 0.25, "state": "done"}
     at[1]["tables"]["steps"] = {"a": part}
-    assert text(pipeline_view(at)).splitlines()[1] == (
+    assert summarize_view(pipeline_view(at)).splitlines()[1] == (
         "  step 1 (complete): 2 ops in 1000.0 ms, bubble 50.0% (minimum 25.0%)"
     )
 
 
 def test_text_refuses_what_is_no_view():
     with pytest.raises(ValueError, match="not a view"):
-        text({"workers": {}})
+        summarize_view({"workers": {}})
 
 
 # ---- deltas
@@ -355,18 +355,18 @@ views = st.dictionaries(st.sampled_from("xyz"), st.dictionaries(st.sampled_from(
 @given(views, views)
 def test_a_delta_turns_the_old_view_into_the_new(old, new):
     copy = json.loads(json.dumps(old))
-    delta = json.loads(json.dumps(diff(old, new)))
-    assert patch(old, delta) == new
+    delta = json.loads(json.dumps(diff_views(old, new)))
+    assert patch_view(old, delta) == new
     assert old == copy
 
 
 @given(views)
 def test_no_change_is_no_delta(view):
-    assert diff(view, json.loads(json.dumps(view))) == {}
+    assert diff_views(view, json.loads(json.dumps(view))) == {}
 
 
 @given(views, views)
 def test_a_delta_carries_changed_rows_only(old, new):
-    for section, change in diff(old, new).items():
+    for section, change in diff_views(old, new).items():
         for key, row in (change or {"set": {}})["set"].items():
             assert old.get(section, {}).get(key) != row

@@ -20,7 +20,7 @@ from rpcbench.launch.actions import Actions
 from rpcbench.rpc import rpc_async, rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector
-from rpcbench.telemetry.summary import text
+from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.views import workers_view
 from rpcbench.telemetry.worker_columns import activity_words
 
@@ -62,12 +62,12 @@ def test_a_gpu_is_seen_with_its_figures_and_in_the_text():
     names = ("gpu", "gpu_memory", "gpu_memory_whole", "gpu_use")
     assert [seen["1"][name] for name in names] == [*gpu.values()]
     assert [seen[key][name] for key in ("2", "3") for name in names] == [None] * 8
-    lines = text(workers_view(at)).splitlines()
+    lines = summarize_view(workers_view(at)).splitlines()
     assert lines[1].startswith(
         "  w1: idle, CPU 50 %, memory 1.0 kB, GPU 0 H100, GPU memory 20.0 of 80.0 GB, GPU use 50 %, 0 busy"
     ) and "GPU" not in "".join(lines[2:])
     unknown = {1: member(1, health=health(1, gpu={"name": "MIG-1", "memory": None, "total": None, "use": None}))}
-    assert ", memory 1.0 kB, GPU MIG-1, 0 busy" in text(workers_view(unknown))
+    assert ", memory 1.0 kB, GPU MIG-1, 0 busy" in summarize_view(workers_view(unknown))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_member_says_for_which_others_it_waits():
     assert [(row["doing"], row["awaits"], row["under_way"]) for row in found.values()] == [
         ("waits", "w3", 1), ("waits", "3 workers", 4), ("idle", "", 0), ("cell", "w0, w1", 2),
     ]  # fmt: skip
-    assert text(workers_view(at)).splitlines()[1].startswith("  w0: waits for w3, CPU")
+    assert summarize_view(workers_view(at)).splitlines()[1].startswith("  w0: waits for w3, CPU")
 
 
 def test_calls_that_no_thread_waits_for_are_under_way():
@@ -174,7 +174,7 @@ def test_calls_that_no_thread_waits_for_are_under_way():
     assert [(row["doing"], row["awaits"], row["under_way"]) for row in found.values()] == [
         ("idle", "", 2), ("idle", "", 0), ("idle", "", 0),
     ]  # fmt: skip
-    assert text(workers_view(at)).splitlines()[1].startswith("  w0: 2 calls under way, CPU")
+    assert summarize_view(workers_view(at)).splitlines()[1].startswith("  w0: 2 calls under way, CPU")
 
 
 def test_logs_and_actions_are_those_of_who_started_the_workers():
@@ -192,14 +192,14 @@ def test_the_view_in_words():
     at[0]["tables"]["actions"] = {
         "restart w2": {"action": "restart", "target": "w2", "state": "failed", "error": "E: x"}
     }
-    assert text(workers_view(at)).splitlines() == [
+    assert summarize_view(workers_view(at)).splitlines() == [
         "3 members, 2 ready (4 events left out)",
         "  w0: idle, CPU 50 %, memory 1.0 kB, 0 busy, 0 waiting, 0 queued",
         "  w1 (start 2): runs a call, CPU 50 %, memory 1.0 kB, 2 busy, 1 waiting, 3 queued",
         "  w2 (start 3): lost: exit code 3",
         "  restart w2 failed: E: x",
     ]
-    assert text(workers_view({})) == "0 members, 0 ready"
+    assert summarize_view(workers_view({})) == "0 members, 0 ready"
 
 
 # ---- who asks
@@ -362,7 +362,7 @@ def test_stacks_are_those_of_all_threads_that_run_the_users_program(agents: list
     texts: list[str] = []
 
     def said() -> str:
-        actions.begin("stacks", "worker1").result(20)
+        actions.begin_action("stacks", "worker1").result(20)
         texts.append(str(actions.table()["stacks worker1"]["text"]))
         return texts[-1]
 
@@ -373,7 +373,7 @@ def test_stacks_are_those_of_all_threads_that_run_the_users_program(agents: list
     assert any(line.startswith("  MainThread runs") for line in lines) and "in said: actions.begin" in "".join(lines)
     GATES["spin"].set()
     future.wait()
-    actions.begin("stacks", "worker9")
+    actions.begin_action("stacks", "worker9")
     until(lambda: "worker9" in actions.table()["stacks worker9"]["error"])
 
 
@@ -398,18 +398,18 @@ def test_a_cluster_tells_of_its_processes_and_does_what_is_asked(no_leaks: None)
         until(lambda: (row(2)["state"], row(2)["ended"]) == ("lost", "killed by SIGKILL"))
         assert workers_view(source.world())["logs"]["2"]["text"] == "last words"
 
-        actions.begin("restart", "worker2")
+        actions.begin_action("restart", "worker2")
         until(lambda: row(2)["incarnation"] == 1 and row(2)["pid"] == cluster.pid("worker2"))
         until(lambda: actions.table() == {})
-        actions.begin("scale", "3")
+        actions.begin_action("scale", "3")
         until(lambda: row(3).get("state") == "up")
-        actions.begin("scale", "1")
+        actions.begin_action("scale", "1")
         until(lambda: [*workers_view(source.world())["workers"]] == ["0", "1"])
-        actions.begin("interrupt", "worker9")
+        actions.begin_action("interrupt", "worker9")
         until(lambda: "destination name worker9" in actions.table()["interrupt worker9"]["error"])
         until(lambda: workers_view(source.world())["actions"] == actions.table())
         with pytest.raises(ValueError, match="unknown action 'end'"):
-            actions.begin("end", "worker1")
+            actions.begin_action("end", "worker1")
         stop()
 
 
@@ -424,15 +424,15 @@ def test_an_action_that_runs_is_not_begun_twice_and_failures_do_not_heap_up(agen
 
     agents[0].owner = Owner()
     actions = agents[0].part(Actions)
-    first, second = (actions.begin("restart", "worker1") for _ in range(2))
+    first, second = (actions.begin_action("restart", "worker1") for _ in range(2))
     assert actions.table()["restart worker1"]["state"] == "runs"
     gate.set()
     with pytest.raises(RuntimeError, match="no way"):
         second.result(20)
-    assert first is second and actions.begin("restart", "worker1") is not first
+    assert first is second and actions.begin_action("restart", "worker1") is not first
     until(lambda: actions.table()["restart worker1"]["state"] == "failed")
     assert calls == ["worker1", "worker1"]
     for i in range(2, 12):
-        actions.begin("restart", f"worker{i}")
+        actions.begin_action("restart", f"worker{i}")
         until(lambda i=i: actions.table()[f"restart worker{i}"]["state"] == "failed")
     assert [row["target"] for row in actions.table().values()] == [f"worker{i}" for i in range(4, 12)]

@@ -28,12 +28,12 @@ def agents(tmp_path: Path) -> Iterator[list[Agent]]:
 def fates(seed: int, between: bool = False) -> list[str]:
     """The fates of fifty messages; `between` them rpcbench sends its own, which take sequence numbers, too."""
     link = DrillFaults(0, Settings(drop=0.3, duplicate=0.3, seed=seed))
-    link.attach(lambda *sent: None, lambda *came: None)
+    link.attach_callbacks(lambda *sent: None, lambda *came: None)
     seq = iter(range(1000))
     for call in range(50):
         for _ in range(call % 3 if between else 0):
-            link.outgoing(1, next(seq), m.Notice("cell", b""), False)
-        link.outgoing(1, next(seq), m.Cancel(call), False)
+            link.handle_outgoing(1, next(seq), m.Notice("cell", b""), False)
+        link.handle_outgoing(1, next(seq), m.Cancel(call), False)
     return [line.rpartition(")")[2] for line in link.history]
 
 
@@ -45,20 +45,20 @@ def test_a_seed_gives_the_same_faults_with_and_without_messages_of_rpcbench_itse
 def test_a_drill_spares_the_messages_of_rpcbench_itself() -> None:
     link = DrillFaults(0, Settings(drop=1.0))
     sent: list[m.Message] = []
-    link.attach(lambda to, seq, message, may_wait: sent.append(message), lambda *came: None)
+    link.attach_callbacks(lambda to, seq, message, may_wait: sent.append(message), lambda *came: None)
     spared = [m.Notice("cell", b""), m.Seen(3, ()), m.Cancel(OWN | 4), m.Ready(True)]
     for seq, message in enumerate([*spared, m.Cancel(4)]):
-        link.outgoing(1, seq, message, False)
+        link.handle_outgoing(1, seq, message, False)
     assert sent == spared
-    assert link.counts() == {"sent": 1, "lost": 1, "late": 0, "twice": 0}
+    assert link.message_counts() == {"sent": 1, "lost": 1, "late": 0, "twice": 0}
 
 
 def test_a_long_drill_keeps_the_latest_messages_and_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_REMEMBERED", 3)
     link = DrillFaults(0, Settings(drop=1.0))
     for seq in range(10):
-        link.outgoing(1, seq, m.Cancel(seq), False)
-    assert link.counts() == {"sent": 10, "lost": 10, "late": 0, "twice": 0}
+        link.handle_outgoing(1, seq, m.Cancel(seq), False)
+    assert link.message_counts() == {"sent": 10, "lost": 10, "late": 0, "twice": 0}
     assert len(link._tries) == len(link._numbers) == len(link.history) == 3
 
 

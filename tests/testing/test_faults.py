@@ -29,7 +29,7 @@ def disturbed(directory: Path, *links: Faults) -> Iterator[list[Agent]]:
         for number, link in enumerate(links):
             agents.append(start_agent(config(directory, number), link))
         until(lambda: all(len(agent.members()) == len(links) for agent in agents))
-        with current.using(agents[0]):
+        with current.use_agent(agents[0]):
             yield agents
     finally:
         for agent in reversed(agents):
@@ -39,7 +39,10 @@ def disturbed(directory: Path, *links: Faults) -> Iterator[list[Agent]]:
 def quiet(agents: list[Agent]) -> None:
     """Wait until all tables are empty, and no message is kept for retransmission or missing."""
     nothing_left(agents)
-    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "the last words")
+    until(
+        lambda: not any(agent.machine.read_node(lambda node: node.delivery.describe_unfinished()) for agent in agents),
+        "the last words",
+    )
 
 
 def keep(rref: RRef[Any]) -> None:
@@ -171,9 +174,9 @@ def test_faults_can_be_installed_in_a_running_world(tmp_path: Path) -> None:
 def fate(seed: int) -> list[str]:
     link = Faults(seed, drop=0.3, duplicate=0.3)
     sent: list[int] = []
-    link.attach(lambda to, seq, message, may_wait: sent.append(seq), lambda *arrived: None)
+    link.attach_callbacks(lambda to, seq, message, may_wait: sent.append(seq), lambda *arrived: None)
     for seq in range(50):
-        link.outgoing(1, seq, Faults, False)
+        link.handle_outgoing(1, seq, Faults, False)
     return [line.partition("#")[2] for line in link.history] + [str(sent)]
 
 

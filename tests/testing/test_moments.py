@@ -14,7 +14,7 @@ from worlds import nothing_left, until, world
 
 from rpcbench import autograd as dist_autograd
 from rpcbench.base.errors import RpcError
-from rpcbench.base.futures import blocked
+from rpcbench.base.futures import release_slot
 from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry.autograd_view import autograd_view
@@ -69,7 +69,7 @@ class Program:
         self.passes += 1
 
     def end(self) -> None:
-        with blocked():
+        with release_slot():
             until(lambda: not self.running, "the end of the program")
         self._kept.clear()
 
@@ -143,7 +143,7 @@ def test_panels_show_the_tables_of_all_members_at_each_moment(tmp_path: Path, se
             assert rref_view(world_now) == rref_view(tables_now)
             assert autograd_view(world_now) == autograd_view(tables_now)
             for agent in agents:
-                agent.machine.ask(lambda node: node.check())
+                agent.machine.read_node(lambda node: node.check_tables())
             seen.append((len(rref_view(world_now)["forks"]), len(autograd_view(world_now)["contexts"])))
         stepper.go()
         program.end()

@@ -35,7 +35,10 @@ def stepper(agents: list[Agent]) -> Iterator[Stepper]:
     yield made
     made.go()
     nothing_left(agents)
-    until(lambda: not any(agent.machine.ask(lambda node: node.delivery.left()) for agent in agents), "the last words")
+    until(
+        lambda: not any(agent.machine.read_node(lambda node: node.delivery.describe_unfinished()) for agent in agents),
+        "the last words",
+    )
 
 
 def fetch(rref: RRef[Any]) -> Any:
@@ -239,7 +242,7 @@ def test_a_second_stepper_releases_the_messages_of_the_first(agents: list[Agent]
 
 def test_a_member_that_is_asked_twice_holds_once(agents: list[Agent], stepper: Stepper) -> None:
     links = len(agents[1].links.all)
-    stepper.began(1)  # as for one that joins while the stepper begins
+    stepper.member_joined(1)  # as for one that joins while the stepper begins
     agents[0].call("worker1", int, own=True).wait()  # behind a notice that would end the stepper
     assert stepper.is_on and len(agents[1].links.all) == links
 
@@ -248,7 +251,7 @@ def test_a_member_that_joins_while_a_stepper_is_released_holds_nothing(agents: l
     links = len(agents[1].links.all)
     stepper = Stepper.on(agent=agents[0])
     stepper.go()
-    stepper.began(1)
+    stepper.member_joined(1)
     assert len(agents[1].links.all) == links
     assert agents[0].call("worker1", int).wait() == 0
 
@@ -321,8 +324,8 @@ def test_messages_held_for_a_stopped_member_are_dropped(agents: list[Agent], ste
 def test_a_link_that_was_released_holds_nothing_after_the_loss_of_a_member() -> None:
     passed: list[int] = []
     link = HeldMessages(lambda source, message: True, lambda: None)
-    link.attach(lambda *sent: None, lambda source, seq, message: passed.append(seq))
-    link.let_go()
-    link.let_go(2)
-    link.incoming(1, 7, m.Ready(True))
-    assert passed == [7] and link.held == {}
+    link.attach_callbacks(lambda *sent: None, lambda source, seq, message: passed.append(seq))
+    link.deliver_held()
+    link.deliver_held(2)
+    link.handle_incoming(1, 7, m.Ready(True))
+    assert passed == [7] and link.messages_by_key == {}

@@ -36,7 +36,7 @@ def share_and_drop() -> Future[list[int]]:
     fetched = rpc_async("worker2", there.fetch, (rref,))
     del rref
     until(lambda: rpc_sync("worker2", there.held) >= 1, "the request")  # it is sent again until it is acknowledged
-    users = current.current().tables
+    users = current.current_agent().tables
     until(lambda: all(row["state"] == "deleting" for row in users()["users"].values()), "the drop")
     return fetched
 

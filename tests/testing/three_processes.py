@@ -38,12 +38,12 @@ def history() -> list[str]:
 
 def owned() -> int:
     """Return how many values this process keeps for others."""
-    return len(current.current().tables()["owned"])
+    return len(current.current_agent().tables()["owned"])
 
 
 def remembered() -> int:
     """Return how many values this process still finds if an RRef of one arrives."""
-    return len(current.current().values._known)
+    return len(current.current_agent().values._known)
 
 
 def make() -> list[int]:

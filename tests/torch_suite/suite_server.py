@@ -37,7 +37,7 @@ def load(seconds: int) -> dict[str, type[unittest.TestCase]]:
 
     from rpcbench import torch_shim
 
-    torch_shim.bind()
+    torch_shim.bind_modules()
     common.TIMEOUT_DEFAULT = seconds
     common.TIMEOUT_OVERRIDE.clear()
     fixture = importlib.import_module(f"{HOME}.rpc.rpc_agent_test_fixture").RpcAgentTestFixture

@@ -35,7 +35,7 @@ def outcomes(cluster: rpcbench.Cluster, scratch: str, names: list[str], way: str
 
 def test_what_passes_unwatched_passes_watched(tmp_path: Path, no_leaks: None) -> None:
     scratch = str(tmp_path)
-    with rpcbench.Cluster(3) as cluster, current.using(cluster.agent):
+    with rpcbench.Cluster(3) as cluster, current.use_agent(cluster.agent):
         names = cluster.rpc_sync("worker1", distributed_bodies.names, (scratch,), timeout=SECONDS)
         plain = outcomes(cluster, scratch, names, "plain")
         passed = [name for name, said in plain.items() if set(said) == {"pass"}]

@@ -43,21 +43,21 @@ def pair(kind: str) -> tuple[Stream, Stream]:
             patch.setattr(shared_memory, "SIZE", shared_memory.SIZE if kind == "shared" else 1 << 20)
             return _sharing()
     opener = Opener(SECRET)
-    listener, address = opener.listen(f"{kind}://127.0.0.1:0")
+    listener, address = opener.open_listener(f"{kind}://127.0.0.1:0")
     opened: list[Stream] = []
     deadline = time.monotonic() + 5
 
     def accept() -> None:
         sock = listener.accept()
         assert sock is not None
-        opened.append(listener.open(sock, deadline))
+        opened.append(listener.open_stream(sock, deadline))
 
     accepting = spawn(accept)
-    opened.append(opener.connect(address, deadline))
+    opened.append(opener.connect_stream(address, deadline))
     accepting.join()
     listener.close()
     for stream in opened:
-        stream.limit(None)
+        stream.set_time_limit(None)
     one, other = opened
     return one, other
 
@@ -65,9 +65,9 @@ def pair(kind: str) -> tuple[Stream, Stream]:
 def _sharing() -> tuple[Stream, Stream]:
     one, other = (LocalStream(sock) for sock in socket.socketpair())
     deadline = time.monotonic() + 5
-    sharing = spawn(lambda: other.share(deadline, True))
-    one.share(deadline, False)
+    sharing = spawn(lambda: other.share_memory(deadline, True))
+    one.share_memory(deadline, False)
     sharing.join()
     for stream in (one, other):
-        stream.limit(None)
+        stream.set_time_limit(None)
     return one, other

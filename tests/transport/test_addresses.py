@@ -22,7 +22,7 @@ from rpcbench.base.errors import AuthenticationError, NotConnectedError
 from rpcbench.transport import addresses, listeners
 from rpcbench.transport.handshake import Identity
 from rpcbench.transport.listeners import LocalListener, SocketListener
-from rpcbench.transport.preambles import preamble
+from rpcbench.transport.preambles import make_preamble
 
 OPENER = addresses.Opener(SECRET)
 HERE, THERE = Identity("c", 1, "worker1", 0), Identity("c", 0, "notebook", 0, epoch=5)
@@ -37,7 +37,7 @@ def wanted(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def listening(wanted: str, request: pytest.FixtureRequest, tmp_path: Path):
     """A listener, and the address for dialling it."""
-    listener, address = OPENER.listen(wanted)
+    listener, address = OPENER.open_listener(wanted)
     yield listener, address
     listener.close()
     assert list(tmp_path.iterdir()) == []
@@ -54,26 +54,26 @@ def test_a_listener_admits_a_dialler_with_its_secret_and_no_other(
             told.put(None)
             return
         try:
-            stream, identity = OPENER.let_in(listener, sock, THERE)
-            stream.release()
+            stream, identity = OPENER.authenticate_peer(listener, sock, THERE)
+            stream.close_descriptor()
             told.put(identity)
         except AuthenticationError as error:
             told.put(error)
 
     accepting = spawn(accept)
-    stream, identity = OPENER.dial(address, HERE)
-    stream.release()
+    stream, identity = OPENER.dial_peer(address, HERE)
+    stream.close_descriptor()
     assert (identity, told.get(timeout=PATIENCE)) == (THERE, HERE)
     accepting.join(PATIENCE)
     accepting = spawn(accept)
     with pytest.raises(AuthenticationError, match="another secret"):
-        addresses.Opener(b"another" * 4).dial(address, HERE)
+        addresses.Opener(b"another" * 4).dial_peer(address, HERE)
     listener.close()
     refusal = told.get(timeout=PATIENCE)
     assert isinstance(refusal, AuthenticationError) if address.startswith("unix") else refusal is None
     accepting.join(PATIENCE)
     with pytest.raises(OSError, match=r"No such file|refused"):
-        OPENER.dial(address, HERE)
+        OPENER.dial_peer(address, HERE)
 
 
 def test_closing_a_listener_ends_the_wait_for_peers(listening: tuple[addresses.Listener, str]) -> None:
@@ -91,7 +91,7 @@ def test_closing_a_listener_ends_the_wait_where_the_system_shuts_down_no_listeni
     def refuse(self: socket.socket, how: int) -> None:
         raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
 
-    listener, _ = OPENER.listen(wanted)
+    listener, _ = OPENER.open_listener(wanted)
     assert isinstance(listener, SocketListener)
     waiting = spawn(listener.accept)
     until(listener._turn.locked)
@@ -105,7 +105,7 @@ def test_closing_a_listener_ends_the_wait_where_the_system_shuts_down_no_listeni
 _CLOSES_ALL = """
 import os, sys, threading
 from rpcbench.transport.addresses import Opener
-listener, _ = Opener(b"s" * 32).listen(sys.argv[1])
+listener, _ = Opener(b"s" * 32).open_listener(sys.argv[1])
 waiting = threading.Thread(target=listener.accept)
 waiting.start()
 os.closerange(3, 1000)
@@ -119,7 +119,7 @@ def test_closing_a_listener_ends_the_wait_after_the_program_has_closed_all_descr
 
 
 def test_accepted_sockets_have_no_default_timeout(wanted: str) -> None:
-    listener, address = OPENER.listen(wanted)
+    listener, address = OPENER.open_listener(wanted)
     default = socket.getdefaulttimeout()
     socket.setdefaulttimeout(10 * PATIENCE)
     try:
@@ -148,7 +148,7 @@ def test_a_process_with_a_full_backlog_listens(tmp_path: Path) -> None:
 def test_a_second_listener_at_one_address_is_refused(listening: tuple[addresses.Listener, str], tmp_path: Path) -> None:
     _, address = listening
     with pytest.raises(NotConnectedError, match="another process already listens"):
-        OPENER.listen(address)
+        OPENER.open_listener(address)
     assert addresses.is_listening(address, 5.0)
 
 
@@ -158,7 +158,7 @@ def test_a_socket_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> N
         dead.bind(str(path))
         dead.listen()
     listener = LocalListener(path)
-    listeners.connect_unix(str(path), time.monotonic() + 5).release()
+    listeners.connect_unix(str(path), time.monotonic() + 5).close_descriptor()
     assert path.stat().st_mode & 0o777 == 0o600
     listener.close()
     assert not path.exists()
@@ -169,7 +169,7 @@ def test_a_listener_refuses_processes_of_other_users(tmp_path: Path, monkeypatch
     mine, theirs = socket.socketpair()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     with mine, pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid()} tried"):
-        OPENER.let_in(listener, theirs, THERE)
+        OPENER.authenticate_peer(listener, theirs, THERE)
     assert theirs.fileno() == -1
     listener.close()
 
@@ -177,13 +177,13 @@ def test_a_listener_refuses_processes_of_other_users(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("address", ["host:1", "tcp:/", "", "tls:", "tcp://host"])
 def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises((NotConnectedError, ValueError), match="is no"):
-        OPENER.dial(address, HERE)
+        OPENER.dial_peer(address, HERE)
 
 
 def test_an_unknown_transport_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPCBENCH_TRANSPORT", "pigeon")
     with pytest.raises(ValueError, match="'pigeon' is not a transport"):
-        addresses.transport()
+        addresses.transport_kind()
 
 
 class _Closed(threading.Event):
@@ -201,7 +201,7 @@ class _Closed(threading.Event):
 def test_a_listener_without_free_descriptors_accepts_the_peer_later(
     wanted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener, address = OPENER.listen(wanted)
+    listener, address = OPENER.open_listener(wanted)
     assert isinstance(listener, SocketListener)
     listener._closed = closed = _Closed()
     accepted: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
@@ -228,7 +228,7 @@ def _knock(address: str) -> socket.socket:
     kind, _, place = address.partition(":")
     if kind != "unix":
         sock = socket.create_connection(listeners.split_address(place.removeprefix("//")))
-        sock.sendall(preamble(SECRET))
+        sock.sendall(make_preamble(SECRET))
         return sock
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(place)

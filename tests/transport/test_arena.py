@@ -27,48 +27,48 @@ def test_an_arena_gives_each_byte_to_one_buffer(steps: list[tuple[int, int]]) ->
     arena = Arena(anonymous(), mmap.MADV_DONTNEED)
     mine: dict[int, bytes] = {}
     for number, (size, choice) in enumerate(steps):
-        start = arena.take(size)
+        start = arena.reserve_block(size)
         if start is not None:
             assert start not in mine
             mine[start] = bytes([number]) * size
             arena.memory[start : start + size] = mine[start]
         if choice == 0:
-            arena.tidy()
+            arena.free_idle_memory()
         elif choice < 6 and mine:
             gone = [*mine][choice % len(mine)]
-            arena.give_back(gone)
+            arena.free_block(gone)
             del mine[gone]
         for place, data in mine.items():
             assert arena.memory[place : place + len(data)] == data
     for start in mine:
-        arena.give_back(start)
-    assert arena.take(PAGES * PAGE) == 0, "the free memory is one piece again"
+        arena.free_block(start)
+    assert arena.reserve_block(PAGES * PAGE) == 0, "the free memory is one piece again"
 
 
 def test_an_arena_without_room_returns_none() -> None:
     arena = Arena(anonymous(2), mmap.MADV_DONTNEED)
-    assert arena.take(PAGE + 1) == 0
-    assert arena.take(1) is None
+    assert arena.reserve_block(PAGE + 1) == 0
+    assert arena.reserve_block(1) is None
     with pytest.raises(KeyError):
-        arena.give_back(PAGE)
-    arena.give_back(0)
-    assert arena.take(1) == 0
+        arena.free_block(PAGE)
+    arena.free_block(0)
+    assert arena.reserve_block(1) == 0
 
 
 def test_tidy_returns_the_pages_that_were_unused_since_the_last_tidy() -> None:
     arena = Arena(anonymous(), mmap.MADV_DONTNEED)
-    kept, needed, once = arena.take(PAGE), arena.take(PAGE), arena.take(PAGE)
+    kept, needed, once = arena.reserve_block(PAGE), arena.reserve_block(PAGE), arena.reserve_block(PAGE)
     assert (kept, needed, once) == (0, PAGE, 2 * PAGE)
     arena.memory[: 3 * PAGE] = b"x" * (3 * PAGE)
-    arena.give_back(PAGE)
-    arena.give_back(2 * PAGE)
-    arena.tidy()
+    arena.free_block(PAGE)
+    arena.free_block(2 * PAGE)
+    arena.free_idle_memory()
     assert bytes(arena.memory[: 3 * PAGE]) == b"x" * (3 * PAGE), "all pages were in use since the last tidy"
-    assert arena.take(PAGE) == PAGE
-    arena.give_back(PAGE)
-    arena.tidy()
+    assert arena.reserve_block(PAGE) == PAGE
+    arena.free_block(PAGE)
+    arena.free_idle_memory()
     assert bytes(arena.memory[: 3 * PAGE]) == b"x" * (2 * PAGE) + bytes(PAGE)
-    arena.tidy()
+    arena.free_idle_memory()
     assert bytes(arena.memory[: 3 * PAGE]) == b"x" * PAGE + bytes(2 * PAGE), "pages in use stay"
 
 
@@ -78,96 +78,96 @@ def test_an_arena_does_not_assign_pages_while_it_returns_them() -> None:
 
     class Slow(mmap.mmap):
         def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
-            given.append(arena.take(PAGE))
+            given.append(arena.reserve_block(PAGE))
 
     arena = Arena(Slow(-1, 2 * PAGE), mmap.MADV_DONTNEED)
-    assert arena.take(PAGE) == 0
-    arena.give_back(0)
-    arena.tidy()
-    arena.tidy()
+    assert arena.reserve_block(PAGE) == 0
+    arena.free_block(0)
+    arena.free_idle_memory()
+    arena.free_idle_memory()
     assert given == [PAGE]
-    assert arena.take(PAGE) == 0
+    assert arena.reserve_block(PAGE) == 0
 
 
 def test_a_loan_ends_with_the_last_object_that_uses_it() -> None:
     loans = BorrowedBuffers(anonymous())
-    view = loans.lend(PAGE, 8 * 64)
+    view = loans.borrow_block(PAGE, 8 * 64)
     tensor = torch.frombuffer(view.cast("B")[:64], dtype=torch.float64).reshape(2, 4)
     array = np.frombuffer(view, np.int64)[8:]
     del view
     with pytest.raises(ValueError, match="in use"):
-        loans.lend(PAGE, 1)
+        loans.borrow_block(PAGE, 1)
     storage = tensor.untyped_storage()
     del tensor, array
     gc.collect()
-    assert loans.over() == []
+    assert loans.pop_unused_blocks() == []
     del storage
     gc.collect()
-    assert loans.over() == [PAGE]
-    assert loans.over() == [], "each loan is reported once"
-    loans.lend(PAGE, 1)
+    assert loans.pop_unused_blocks() == [PAGE]
+    assert loans.pop_unused_blocks() == [], "each loan is reported once"
+    loans.borrow_block(PAGE, 1)
 
 
 @pytest.mark.parametrize("place", [PAGES * PAGE, -1, -PAGE, PAGES * PAGE - 1, 1 << 63, 1, PAGE + 64])
 def test_memory_outside_of_the_arena_cannot_be_lent(place: int) -> None:
     with pytest.raises(ValueError, match="not there"):
-        BorrowedBuffers(anonymous()).lend(place, 2)
+        BorrowedBuffers(anonymous()).borrow_block(place, 2)
 
 
 def test_a_page_cannot_be_lent_twice_at_a_time() -> None:
     loans = BorrowedBuffers(mmap.mmap(-1, PAGES * PAGE))
-    middle, after = loans.lend(4 * PAGE, 2 * PAGE + 1), loans.lend(8 * PAGE, PAGE)
+    middle, after = loans.borrow_block(4 * PAGE, 2 * PAGE + 1), loans.borrow_block(8 * PAGE, PAGE)
     for start, pages in ((3, 2), (3, 6), (4, 1), (5, 1), (6, 1), (7, 2), (8, 1), (0, 16)):
         with pytest.raises(ValueError, match="in use"):
-            loans.lend(start * PAGE, pages * PAGE)
-    others = [loans.lend(start * PAGE, PAGE) for start in (7, 3, 9)]
+            loans.borrow_block(start * PAGE, pages * PAGE)
+    others = [loans.borrow_block(start * PAGE, PAGE) for start in (7, 3, 9)]
     del middle
     gc.collect()
-    assert loans.over() == [4 * PAGE]
-    others.append(loans.lend(6 * PAGE, PAGE))
+    assert loans.pop_unused_blocks() == [4 * PAGE]
+    others.append(loans.borrow_block(6 * PAGE, PAGE))
     with pytest.raises(ValueError, match="in use"):
-        loans.lend(5 * PAGE, 2 * PAGE)
+        loans.borrow_block(5 * PAGE, 2 * PAGE)
     loans.release_unused()
     assert len(after) == PAGE
 
 
 def test_released_memory_cannot_be_lent() -> None:
     loans = BorrowedBuffers(mmap.mmap(-1, 4 * mmap.PAGESIZE))
-    kept = loans.lend(0, 8)
+    kept = loans.borrow_block(0, 8)
     loans.release_unused()
     with pytest.raises(ValueError, match="has ended"):
-        loans.lend(mmap.PAGESIZE, 8)
+        loans.borrow_block(mmap.PAGESIZE, 8)
     assert len(kept) == 8
 
 
 def test_a_pool_reuses_buffers_and_returns_unused_ones_to_the_system() -> None:
     reused = BufferPool()
-    first = reused.room(SMALL)
+    first = reused.allocate_buffer(SMALL)
     assert isinstance(first, memoryview) and not first.readonly
     address = np.frombuffer(first, np.uint8).ctypes.data
-    second = reused.room(SMALL)
+    second = reused.allocate_buffer(SMALL)
     assert np.frombuffer(second, np.uint8).ctypes.data != address
     first[:] = b"x" * SMALL
     del first
-    third = reused.room(SMALL)
+    third = reused.allocate_buffer(SMALL)
     assert np.frombuffer(third, np.uint8).ctypes.data == address
     del third
-    reused.tidy()
-    reused.tidy()
-    assert bytes(reused.room(SMALL)) == bytes(SMALL), "the system has given new pages"
+    reused.free_idle_memory()
+    reused.free_idle_memory()
+    assert bytes(reused.allocate_buffer(SMALL)) == bytes(SMALL), "the system has given new pages"
 
 
 def test_a_pool_without_memory_gives_buffers_that_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reused = BufferPool()
     monkeypatch.setattr("rpcbench.transport.shared_memory.SIZE", 2 * SMALL)
-    assert is_of_mapping(reused.room(SMALL))
-    assert not is_of_mapping(reused.room(3 * SMALL))
+    assert is_of_mapping(reused.allocate_buffer(SMALL))
+    assert not is_of_mapping(reused.allocate_buffer(3 * SMALL))
 
     def refuse(*args: object, **options: object) -> None:
         raise OSError("no memory")
 
     monkeypatch.setattr("rpcbench.transport.shared_memory.mmap.mmap", refuse)
-    assert not is_of_mapping(BufferPool().room(SMALL))
+    assert not is_of_mapping(BufferPool().allocate_buffer(SMALL))
 
 
 def is_of_mapping(buffer: memoryview) -> bool:

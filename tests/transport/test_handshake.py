@@ -19,7 +19,16 @@ from streams import AnySocket
 from rpcbench.base.errors import AuthenticationError, ProtocolError, RefusedError, VersionMismatch
 from rpcbench.transport import addresses, handshake
 from rpcbench.transport.addresses import Opener
-from rpcbench.transport.handshake import HERE, RECORD, VERDICT, Handshake, Identity, Objection, dial, listen
+from rpcbench.transport.handshake import (
+    HERE,
+    RECORD,
+    VERDICT,
+    Handshake,
+    Identity,
+    Objection,
+    handshake_as_dialler,
+    handshake_as_listener,
+)
 
 SECRET = b"s" * 32
 ALICE = Identity("digits", 1, "worker1", 3, "here")
@@ -72,7 +81,7 @@ def forged(**changes: object) -> bytes:
 
 
 def test_both_sides_learn_the_identity_of_the_other() -> None:
-    assert meet(dial(ALICE, SECRET), listen(BOB, SECRET)) == (BOB, ALICE)
+    assert meet(handshake_as_dialler(ALICE, SECRET), handshake_as_listener(BOB, SECRET)) == (BOB, ALICE)
 
 
 def test_a_listener_refuses_a_wrong_secret_and_sends_no_proof() -> None:
@@ -82,7 +91,7 @@ def test_a_listener_refuses_a_wrong_secret_and_sends_no_proof() -> None:
         seen.append(step)
         return data
 
-    _, listener = meet(dial(ALICE, b"w" * 32), listen(BOB, SECRET), watch)
+    _, listener = meet(handshake_as_dialler(ALICE, b"w" * 32), handshake_as_listener(BOB, SECRET), watch)
     assert isinstance(listener, AuthenticationError) and "does not know this cluster's secret" in str(listener)
     assert "welcome" not in seen
 
@@ -91,7 +100,7 @@ def test_a_dialler_refuses_a_listener_without_the_secret() -> None:
     def blind(step: str, data: bytes) -> bytes:
         return bytes(32) if step == "welcome" else data
 
-    dialler, _ = meet(dial(ALICE, SECRET), listen(BOB, SECRET), blind)
+    dialler, _ = meet(handshake_as_dialler(ALICE, SECRET), handshake_as_listener(BOB, SECRET), blind)
     assert isinstance(dialler, AuthenticationError)
 
 
@@ -123,7 +132,11 @@ HELLOS = {
 @pytest.mark.parametrize("what", HELLOS)
 def test_an_invalid_hello_ends_the_handshake_on_either_side(what: str, side: str) -> None:
     record, reason = HELLOS[what]
-    dialler, listener = meet(dial(ALICE, SECRET), listen(BOB, SECRET), lambda step, d: record if step == side else d)
+    dialler, listener = meet(
+        handshake_as_dialler(ALICE, SECRET),
+        handshake_as_listener(BOB, SECRET),
+        lambda step, d: record if step == side else d,
+    )
     error = listener if side == "hello" else dialler
     assert isinstance(error, ProtocolError) and re.search(reason, str(error))
 
@@ -136,7 +149,7 @@ def test_one_flipped_bit_anywhere_fails_the_handshake(step: str) -> None:
         def flip(at: str, data: bytes, position: int = position) -> bytes:
             return data if at != step else data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
-        dialler, listener = meet(dial(ALICE, SECRET), listen(BOB, SECRET), flip)
+        dialler, listener = meet(handshake_as_dialler(ALICE, SECRET), handshake_as_listener(BOB, SECRET), flip)
         assert isinstance(dialler, Exception), position
         assert (listener == ALICE) == (step == "welcome"), position
 
@@ -147,13 +160,13 @@ def test_replayed_records_are_refused_by_both_sides() -> None:
     def record(step: str, data: bytes) -> bytes:
         return heard.setdefault(step, data)
 
-    assert meet(dial(ALICE, SECRET), listen(BOB, SECRET), record) == (BOB, ALICE)
-    listener = listen(BOB, SECRET)
+    assert meet(handshake_as_dialler(ALICE, SECRET), handshake_as_listener(BOB, SECRET), record) == (BOB, ALICE)
+    listener = handshake_as_listener(BOB, SECRET)
     next(listener)
     listener.send(heard["hello"])
     with pytest.raises(AuthenticationError):
         listener.send(heard["proof"])
-    dialler = dial(ALICE, SECRET)
+    dialler = handshake_as_dialler(ALICE, SECRET)
     next(dialler)
     dialler.send(heard["answer"])
     with pytest.raises(AuthenticationError):
@@ -161,7 +174,7 @@ def test_replayed_records_are_refused_by_both_sides() -> None:
 
 
 def test_a_dialler_refuses_its_own_records_sent_back() -> None:
-    dialler = dial(ALICE, SECRET)
+    dialler = handshake_as_dialler(ALICE, SECRET)
     hello, _ = next(dialler)
     proof, _ = dialler.send(hello)
     with pytest.raises(AuthenticationError):
@@ -170,8 +183,11 @@ def test_a_dialler_refuses_its_own_records_sent_back() -> None:
 
 def test_a_listener_refuses_a_proof_that_was_made_for_another_listener() -> None:
     """Mallory forwards the proof of worker1 to another listener, whose hello worker1 has never received."""
-    first, other = listen(BOB, SECRET), listen(Identity("digits", 2, "worker2", 0), SECRET)
-    dialler = dial(ALICE, SECRET)
+    first, other = (
+        handshake_as_listener(BOB, SECRET),
+        handshake_as_listener(Identity("digits", 2, "worker2", 0), SECRET),
+    )
+    dialler = handshake_as_dialler(ALICE, SECRET)
     hello, _ = next(dialler)
     for side in (first, other):
         next(side)
@@ -184,8 +200,8 @@ def test_a_listener_refuses_a_proof_that_was_made_for_another_listener() -> None
 
 def test_a_name_that_is_too_long_for_the_record_is_refused_before_dialling() -> None:
     with pytest.raises(ProtocolError, match="too long"):
-        next(dial(Identity("digits", 1, "w" * RECORD, 0), SECRET))
-    next(dial(Identity("d" * 64, 1 << 40, "w" * 127, 1 << 40, "h" * 64, 1 << 60), SECRET))
+        next(handshake_as_dialler(Identity("digits", 1, "w" * RECORD, 0), SECRET))
+    next(handshake_as_dialler(Identity("d" * 64, 1 << 40, "w" * 127, 1 << 40, "h" * 64, 1 << 60), SECRET))
 
 
 # -- diallers with the secret that are refused
@@ -200,20 +216,25 @@ REFUSED = {
 @pytest.mark.parametrize("who", REFUSED)
 def test_a_member_of_another_world_is_refused_with_a_reason_on_both_sides(who: str) -> None:
     here, there, reason = REFUSED[who]
-    dialler, listener = meet(dial(here, SECRET), listen(there, SECRET))
+    dialler, listener = meet(handshake_as_dialler(here, SECRET), handshake_as_listener(there, SECRET))
     for error in (dialler, listener):
         assert isinstance(error, RefusedError) and reason in str(error)
 
 
 def test_members_of_one_world_complete_the_handshake() -> None:
-    assert meet(dial(MEMBER, SECRET), listen(OTHER, SECRET)) == (OTHER, MEMBER)
-    assert meet(dial(MEMBER, SECRET), listen(BOB, SECRET, lambda peer: None)) == (BOB, MEMBER)
+    assert meet(handshake_as_dialler(MEMBER, SECRET), handshake_as_listener(OTHER, SECRET)) == (OTHER, MEMBER)
+    assert meet(handshake_as_dialler(MEMBER, SECRET), handshake_as_listener(BOB, SECRET, lambda peer: None)) == (
+        BOB,
+        MEMBER,
+    )
 
 
 def test_a_listener_can_refuse_with_a_reason_of_any_length() -> None:
     long = "it was given up " * 100
     objection = Objection(f"worker1: {long}", again=True)
-    dialler, listener = meet(dial(MEMBER, SECRET), listen(BOB, SECRET, lambda peer: objection))
+    dialler, listener = meet(
+        handshake_as_dialler(MEMBER, SECRET), handshake_as_listener(BOB, SECRET, lambda peer: objection)
+    )
     assert isinstance(listener, RefusedError) and long in str(listener)
     assert isinstance(dialler, RefusedError) and "worker1: it was given up" in str(dialler) and dialler.again
 
@@ -226,10 +247,13 @@ def test_a_process_without_an_incarnation_is_offered_one() -> None:
         offered.append(peer)
         return 7
 
-    assert meet(dial(unborn, SECRET), listen(BOB, SECRET, offer=offer)) == (replace(BOB, offer=7), unborn)
-    assert meet(dial(ALICE, SECRET), listen(BOB, SECRET, offer=offer)) == (BOB, ALICE)
-    meet(dial(unborn, b"w" * 32), listen(BOB, SECRET, offer=offer))
-    meet(dial(unborn, SECRET), listen(BOB, SECRET, lambda peer: Objection("no"), offer))
+    assert meet(handshake_as_dialler(unborn, SECRET), handshake_as_listener(BOB, SECRET, offer=offer)) == (
+        replace(BOB, offer=7),
+        unborn,
+    )
+    assert meet(handshake_as_dialler(ALICE, SECRET), handshake_as_listener(BOB, SECRET, offer=offer)) == (BOB, ALICE)
+    meet(handshake_as_dialler(unborn, b"w" * 32), handshake_as_listener(BOB, SECRET, offer=offer))
+    meet(handshake_as_dialler(unborn, SECRET), handshake_as_listener(BOB, SECRET, lambda peer: Objection("no"), offer))
     assert offered == [unborn], "members, strangers and refused processes use up no incarnation"
 
 
@@ -240,14 +264,16 @@ def test_a_dialler_without_the_secret_gets_no_reason() -> None:
         seen.append(step)
         return data
 
-    _, listener = meet(dial(MEMBER, b"w" * 32), listen(BOB, SECRET, lambda peer: Objection("no")), watch)
+    _, listener = meet(
+        handshake_as_dialler(MEMBER, b"w" * 32), handshake_as_listener(BOB, SECRET, lambda peer: Objection("no")), watch
+    )
     assert isinstance(listener, AuthenticationError) and "welcome" not in seen
 
 
 # -- versions
 def test_incompatible_versions_are_named_on_both_sides() -> None:
     old = replace(ALICE, versions=HERE._replace(python="3.7.1"))
-    dialler, listener = meet(dial(old, SECRET), listen(BOB, SECRET))
+    dialler, listener = meet(handshake_as_dialler(old, SECRET), handshake_as_listener(BOB, SECRET))
     assert isinstance(dialler, VersionMismatch) and isinstance(listener, VersionMismatch)
     assert (dialler.mine, dialler.theirs) == (listener.theirs, listener.mine) == (str(old.versions), str(HERE))
     assert pickle.loads(pickle.dumps(dialler)).args == dialler.args
@@ -256,7 +282,9 @@ def test_incompatible_versions_are_named_on_both_sides() -> None:
 @pytest.mark.parametrize("field", ["torch", "cloudpickle"])
 def test_different_versions_of_torch_and_cloudpickle_cause_a_warning(field: str) -> None:
     other = HERE._replace(**{field: "0.0.1"})
-    assert meet(dial(replace(ALICE, versions=other), SECRET), listen(BOB, SECRET))[0] == BOB
+    assert (
+        meet(handshake_as_dialler(replace(ALICE, versions=other), SECRET), handshake_as_listener(BOB, SECRET))[0] == BOB
+    )
     with pytest.warns(RuntimeWarning, match=rf"worker1 has {field} 0\.0\.1, this process "):
         handshake.warn_of_versions(HERE, other, "worker1")
     with warnings.catch_warnings():
@@ -282,7 +310,7 @@ def test_a_dialler_that_sends_byte_by_byte_is_cut_off_at_the_deadline(monkeypatc
     begin = time.monotonic()
     try:
         with pytest.raises(TimeoutError):
-            Opener(SECRET).let_in(AnySocket(), theirs, BOB)
+            Opener(SECRET).authenticate_peer(AnySocket(), theirs, BOB)
         assert time.monotonic() - begin < 5, "the whole hello would take 25 s"
     finally:
         over.set()
@@ -297,5 +325,5 @@ def test_a_dialler_that_hangs_up_fails_the_handshake(sent: bytes) -> None:
     mine.sendall(sent)
     mine.shutdown(socket.SHUT_WR)
     with mine, pytest.raises(AuthenticationError, match="ended the handshake"):
-        Opener(SECRET).let_in(AnySocket(), theirs, BOB)
+        Opener(SECRET).authenticate_peer(AnySocket(), theirs, BOB)
     assert theirs.fileno() == -1

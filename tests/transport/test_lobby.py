@@ -17,7 +17,7 @@ from worlds import PATIENCE, until
 from rpcbench.base.errors import AuthenticationError
 from rpcbench.transport import listeners, lobby
 from rpcbench.transport.lobby import WELCOME, Refusals
-from rpcbench.transport.preambles import PREAMBLE, preamble
+from rpcbench.transport.preambles import PREAMBLE, make_preamble
 
 
 class Entrance:
@@ -63,7 +63,7 @@ def test_a_right_preamble_is_answered_whole_or_in_pieces_and_what_follows_it_sta
     entrance: Entrance,
 ) -> None:
     for end in (PREAMBLE, 1, 40):
-        data = preamble(SECRET)
+        data = make_preamble(SECRET)
         sock = entrance.dial(data[:end])
         if end < PREAMBLE:
             until(lambda: entrance.waiting() == 1)
@@ -74,7 +74,7 @@ def test_a_right_preamble_is_answered_whole_or_in_pieces_and_what_follows_it_sta
 
 
 @pytest.mark.parametrize(
-    "data", [preamble(b"another" * 4), b"GET / HTTP/1.1\r\n".ljust(PREAMBLE)], ids=["secret", "http"]
+    "data", [make_preamble(b"another" * 4), b"GET / HTTP/1.1\r\n".ljust(PREAMBLE)], ids=["secret", "http"]
 )
 def test_a_wrong_preamble_ends_the_connection_orderly(entrance: Entrance, data: bytes) -> None:
     assert entrance.dial(data).recv(10) == b""
@@ -84,7 +84,7 @@ def test_a_wrong_preamble_ends_the_connection_orderly(entrance: Entrance, data: 
 def test_a_dialler_with_another_secret_is_told_so(entrance: Entrance) -> None:
     place = f"127.0.0.1:{entrance.listener.port}"
     with pytest.raises(AuthenticationError, match="another secret"):
-        listeners.connect_socket(place, preamble(b"another" * 4), time.monotonic() + PATIENCE)
+        listeners.connect_socket(place, make_preamble(b"another" * 4), time.monotonic() + PATIENCE)
 
 
 def test_a_dialler_that_meets_another_service_is_told_so() -> None:
@@ -99,17 +99,17 @@ def test_a_dialler_that_meets_another_service_is_told_so() -> None:
 
         serving = spawn(serve)
         with pytest.raises(AuthenticationError, match=f"another service answers at {place}"):
-            listeners.connect_socket(place, preamble(SECRET), time.monotonic() + PATIENCE)
+            listeners.connect_socket(place, make_preamble(SECRET), time.monotonic() + PATIENCE)
         serving.join(PATIENCE)
 
 
 def test_a_preamble_is_accepted_once(entrance: Entrance) -> None:
-    data = preamble(SECRET)
+    data = make_preamble(SECRET)
     assert [entrance.dial(data).recv(10) for _ in range(3)] == [WELCOME, b"", b""]
 
 
 def test_strangers_displace_each_other_and_nobody_of_another_host(entrance: Entrance) -> None:
-    slow, data = entrance.dial(), preamble(SECRET)
+    slow, data = entrance.dial(), make_preamble(SECRET)
     strangers = []
     for _ in range(40):
         strangers.append(entrance.dial(host="127.0.0.9"))
@@ -120,7 +120,10 @@ def test_strangers_displace_each_other_and_nobody_of_another_host(entrance: Entr
     assert (entrance.refusals.count, entrance.waiting()) == (33, 8), "the last seven, and the slow one"
     slow.sendall(data)
     assert slow.recv(10) == WELCOME
-    assert entrance.refusals.complaint() == "; 33 connections from 127.0.0.9 did not prove to belong to this world"
+    assert (
+        entrance.refusals.describe_strangers()
+        == "; 33 connections from 127.0.0.9 did not prove to belong to this world"
+    )
 
 
 def test_a_silent_connection_ends_in_time(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +149,7 @@ def test_a_default_timeout_of_sockets_lets_nobody_wait_for_a_stranger(entrance: 
     try:
         entrance.dial()
         until(lambda: entrance.waiting() == 1)
-        assert entrance.dial(preamble(SECRET)).recv(10) == WELCOME
+        assert entrance.dial(make_preamble(SECRET)).recv(10) == WELCOME
         with entrance.accepted.get(timeout=PATIENCE) as accepted:
             assert accepted.gettimeout() is None
     finally:
@@ -176,5 +179,5 @@ def test_connections_that_cannot_be_watched_or_reset_are_closed(
 def test_complaints_name_a_bounded_number_of_hosts() -> None:
     refusals = Refusals()
     for number in range(40):
-        refusals.add_stranger(f"10.0.0.{number}")
-    assert refusals.count == 40 and "24 connections from other addresses" in refusals.complaint()
+        refusals.count_stranger(f"10.0.0.{number}")
+    assert refusals.count == 40 and "24 connections from other addresses" in refusals.describe_strangers()

@@ -35,8 +35,8 @@ def test_a_run_directory_is_private_and_is_removed(runtime):
     assert one.path != other.path
     assert mode(one.path) == 0o700
     Path(one.path, "file").touch()
-    one.remove()
-    one.remove()
+    one.remove_directory()
+    one.remove_directory()
     assert not one.path.exists()
     path = other.path
     del other
@@ -47,7 +47,7 @@ def test_a_run_directory_is_private_and_is_removed(runtime):
 def test_a_missing_run_directory_can_be_removed():
     directory = RunDirectory()
     directory.path.rmdir()
-    directory.remove()
+    directory.remove_directory()
 
 
 def test_a_process_removes_its_run_directory_at_exit_and_a_forked_child_does_not(runtime):

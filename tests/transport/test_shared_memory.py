@@ -36,14 +36,14 @@ def sockets(no_leaks: None) -> Iterator[tuple[socket.socket, socket.socket]]:
 def stores(sockets: tuple[socket.socket, socket.socket]) -> tuple[BufferStore, BufferStore]:
     found: list[BufferStore] = []
     deadline = time.monotonic() + PATIENCE
-    other = spawn(lambda: found.append(shared_memory.exchange(sockets[1], deadline, True)))
-    one = shared_memory.exchange(sockets[0], deadline, False)
+    other = spawn(lambda: found.append(shared_memory.exchange_memory(sockets[1], deadline, True)))
+    one = shared_memory.exchange_memory(sockets[0], deadline, False)
     other.join(PATIENCE)
     return one, found[0]
 
 
 def put(store: BufferStore, *buffers: memoryview) -> list[int]:
-    places = store.put(buffers)
+    places = store.copy_buffers(buffers)
     assert places is not None
     return places
 
@@ -55,21 +55,21 @@ def test_a_shared_buffer_reaches_the_peer_as_a_private_copy_and_is_reused(
     source = bytearray(DATA)
     first, empty = put(one, memoryview(source), memoryview(b""))
     (second,) = put(one, memoryview(source))
-    here, also = other.borrow(first, len(DATA)), other.borrow(second, len(DATA))
-    assert bytes(here) == DATA and bytes(other.borrow(empty, 0)) == b""
+    here, also = other.borrow_buffer(first, len(DATA)), other.borrow_buffer(second, len(DATA))
+    assert bytes(here) == DATA and bytes(other.borrow_buffer(empty, 0)) == b""
     here[:] = bytes(len(here))
     assert bytes(also) == DATA and source == DATA, "writes are private to the receiver"
     del here
     gc.collect()
-    assert sorted(other.owed()) == sorted([first, empty])
-    one.returned(first)
+    assert sorted(other.blocks_to_return()) == sorted([first, empty])
+    one.free_block(first)
     assert put(one, DATA) == [first], "returned memory is reused first, as it is in the cache"
 
 
 def test_both_ends_can_share_buffers_at_once(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = stores(sockets)
-    assert bytes(other.borrow(*put(one, DATA), len(DATA))) == DATA
-    assert bytes(one.borrow(*put(other, DATA[:SHARED]), SHARED)) == DATA[:SHARED]
+    assert bytes(other.borrow_buffer(*put(one, DATA), len(DATA))) == DATA
+    assert bytes(one.borrow_buffer(*put(other, DATA[:SHARED]), SHARED)) == DATA[:SHARED]
 
 
 def test_a_store_without_room_takes_no_buffer(
@@ -77,9 +77,9 @@ def test_a_store_without_room_takes_no_buffer(
 ) -> None:
     monkeypatch.setattr(shared_memory, "SIZE", 4 * SHARED)
     one, other = stores(sockets)
-    assert one.put([DATA[:100]]) is None, "the buffer is too small for shared memory"
-    kept = other.borrow(*put(one, DATA[: 2 * SHARED]), 2 * SHARED)
-    assert one.put([DATA[:SHARED], DATA]) is None
+    assert one.copy_buffers([DATA[:100]]) is None, "the buffer is too small for shared memory"
+    kept = other.borrow_buffer(*put(one, DATA[: 2 * SHARED]), 2 * SHARED)
+    assert one.copy_buffers([DATA[:SHARED], DATA]) is None
     assert put(one, DATA[:SHARED], DATA[:SHARED]), "the buffers that did not fit have reserved nothing"
     assert bytes(kept) == DATA[: 2 * SHARED]
 
@@ -89,10 +89,10 @@ def test_invalid_offsets_from_the_peer_are_refused(sockets: tuple[socket.socket,
     (place,) = put(one, DATA)
     for wrong, size in ((SIZE, 1), (0, SIZE + 1), (1 << 63, 1), (0, 1 << 63)):
         with pytest.raises(ProtocolError, match="not its own"):
-            other.borrow(wrong, size)
+            other.borrow_buffer(wrong, size)
     with pytest.raises(ProtocolError, match="does not have"):
-        one.returned(place + 1)
-    for nothing in (lambda: BufferStore().returned(0), lambda: BufferStore().borrow(0, 1)):
+        one.free_block(place + 1)
+    for nothing in (lambda: BufferStore().free_block(0), lambda: BufferStore().borrow_buffer(0, 1)):
         with pytest.raises(ProtocolError):
             nothing()
 
@@ -132,13 +132,13 @@ def test_a_memory_file_of_the_peer_that_is_unsafe_is_refused(
     with WRONG[what]() as descriptor:
         socket.send_fds(sockets[1], [b"m"], [descriptor])
         with pytest.raises(ProtocolError, match="truncated, or is no memfd"):
-            shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+            shared_memory.exchange_memory(sockets[0], time.monotonic() + PATIENCE, False)
 
 
 def test_an_announced_memory_file_must_arrive(sockets: tuple[socket.socket, socket.socket]) -> None:
     sockets[1].send(b"m")
     with pytest.raises(ProtocolError, match="sent none"):
-        shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+        shared_memory.exchange_memory(sockets[0], time.monotonic() + PATIENCE, False)
 
 
 def test_a_process_without_free_descriptors_works_without_shared_memory(
@@ -152,18 +152,18 @@ def test_a_process_without_free_descriptors_works_without_shared_memory(
     os.close(lowest_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
     try:
-        store = shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+        store = shared_memory.exchange_memory(sockets[0], time.monotonic() + PATIENCE, False)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert store.put([DATA]) is None and sockets[1].recv(2) == b"nn"
+    assert store.copy_buffers([DATA]) is None and sockets[1].recv(2) == b"nn"
 
 
 def test_the_exchange_ends_at_its_deadline_or_with_the_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(TimeoutError):
-        shared_memory.exchange(sockets[0], time.monotonic() + 0.05, False)
+        shared_memory.exchange_memory(sockets[0], time.monotonic() + 0.05, False)
     sockets[1].close()
     with pytest.raises(ConnectionError):
-        shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False)
+        shared_memory.exchange_memory(sockets[0], time.monotonic() + PATIENCE, False)
 
 
 def test_a_side_does_not_finish_the_exchange_before_the_other_can_no_longer_fail(
@@ -180,7 +180,9 @@ def test_a_side_does_not_finish_the_exchange_before_the_other_can_no_longer_fail
 
     monkeypatch.setattr(shared_memory, "_receive_word", late)
     deadline = time.monotonic() + PATIENCE
-    sides = [spawn(lambda n=n: found.append(shared_memory.exchange(sockets[n], deadline, n == 1))) for n in (0, 1)]  # type: ignore[misc]
+    sides = [
+        spawn(lambda n=n: found.append(shared_memory.exchange_memory(sockets[n], deadline, n == 1))) for n in (0, 1)
+    ]  # type: ignore[misc]
     sides[0].join(0.2)
     assert not found, "it could send on a connection that the other side may still give up"
     go.set()
@@ -225,17 +227,17 @@ def test_a_system_without_shared_memory_takes_no_buffers(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     LACKS[what](monkeypatch)
-    assert [store.put([DATA]) for store in stores(sockets)] == [None, None]
+    assert [store.copy_buffers([DATA]) for store in stores(sockets)] == [None, None]
 
 
 def test_a_limit_on_file_size_switches_shared_memory_off(sockets: tuple[socket.socket, socket.socket]) -> None:
     with small_files():
-        assert [store.put([DATA]) for store in stores(sockets)] == [None, None]
+        assert [store.copy_buffers([DATA]) for store in stores(sockets)] == [None, None]
 
 
 def test_memory_that_the_peer_cannot_map_is_not_used(sockets: tuple[socket.socket, socket.socket]) -> None:
     sockets[1].send(b"nn")  # no memory there, and it cannot map ours
-    assert shared_memory.exchange(sockets[0], time.monotonic() + PATIENCE, False).put([DATA]) is None
+    assert shared_memory.exchange_memory(sockets[0], time.monotonic() + PATIENCE, False).copy_buffers([DATA]) is None
     _, descriptors, _, _ = socket.recv_fds(sockets[1], 2, 2)
     with pytest.raises(PermissionError):
         os.ftruncate(descriptors[0], 0)
@@ -249,11 +251,11 @@ def test_buffers_in_use_outlive_the_connection_and_all_other_memory_is_returned(
 ) -> None:
     one, other = stores(sockets)
     places = put(one, DATA, DATA, DATA)
-    kept = np.frombuffer(other.borrow(places[1], len(DATA)), np.uint8)
+    kept = np.frombuffer(other.borrow_buffer(places[1], len(DATA)), np.uint8)
     assert other._theirs is not None
     memory = other._theirs.memory
-    one.end()
-    other.end()
+    one.release_memory()
+    other.release_memory()
     del one, other
     gc.collect()
     assert kept.tobytes() == DATA

@@ -32,7 +32,7 @@ class Peer:
             self.now = max(self.now, self.due)
             return True
 
-        return spin.wait(sleep) is not None
+        return spin.spin_then_sleep(sleep) is not None
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_the_first_long_wait_spins_and_the_next_ones_sleep_at_once(peer, spin):
 
 def test_a_spin_lasts_about_the_spin_time(peer, spin):
     begun, woken = peer.now, []
-    peer.due = begun + 3600
-    spin.wait(lambda: woken.append(peer.now))
+    peer.has_pending = begun + 3600
+    spin.spin_then_sleep(lambda: woken.append(peer.now))
     assert SPIN_SECONDS <= woken[0] - begun < 2 * SPIN_SECONDS
 
 
@@ -114,15 +114,15 @@ def test_a_socket_waiter_wakes_once_and_only_while_it_is_armed():
     with here, there:
         watch = SocketWaiter(here)
         try:
-            assert not watch.ready() and not watch.poll(0.0)
+            assert not watch.ready() and not watch.poll_readable(0.0)
             there.send(b".")
-            assert watch.ready() and watch.poll(0.0)
+            assert watch.ready() and watch.poll_readable(0.0)
             assert watch._armed.poll(0) == []
-            watch.arm()
-            watch.sleep()
+            watch.arm_wakeup()
+            watch.wait_for_event()
             assert watch._armed.poll(0) == [], "it wakes once"
-            watch.arm()
-            watch.disarm()
+            watch.arm_wakeup()
+            watch.disarm_wakeup()
             assert watch._armed.poll(0) == []
         finally:
             watch.close()

@@ -42,11 +42,11 @@ class End:
             self.frames.put(frame)
 
         def run() -> None:
-            while not isinstance(got := self.connection.read(), ConnectionEnd):
+            while not isinstance(got := self.connection.read_frames(), ConnectionEnd):
                 for frame in got:
                     receive(frame)
             self.reason, self.broken = got
-            self.connection.release()
+            self.connection.close_descriptor()
 
         self.reader = spawn(run)
 
@@ -67,7 +67,7 @@ def ends(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[tuple[End, 
     one, other = (End(end) for end in pair(request.param))
     yield one, other
     for end in (one, other):
-        end.connection.cut()
+        end.connection.break_connection()
         if end.reader is None:
             end.read()
         end.ended()
@@ -211,14 +211,14 @@ def test_a_wait_for_room_ends_with_room_or_at_its_timeout(
 ) -> None:
     monkeypatch.setattr(stream, "_HELD_BACK", 1 << 20)
     one, other = ends
-    assert one.connection.await_room(0.0)
+    assert one.connection.wait_for_room(0.0)
     for _ in range(8):
         one.send(b"", LARGE)
-    if not one.connection.full:
+    if not one.connection.is_full:
         pytest.skip("all of it lies in shared memory")
-    assert not one.connection.await_room(0.01)
+    assert not one.connection.wait_for_room(0.01)
     other.read()
-    assert one.connection.await_room(PATIENCE)
+    assert one.connection.wait_for_room(PATIENCE)
 
 
 @pytest.mark.parametrize("then", ["next", "flush", "close"])
@@ -353,7 +353,7 @@ def test_the_end_of_a_peer_ends_the_waits_of_all_senders(
     threads = [spawn(patient) for _ in range(3)]
     until(lambda: one.connection._queued > stream._HELD_BACK, "the senders to be held back")
     one.read()
-    other.connection._stream.shut()
+    other.connection._stream.shut_down()
     assert [told.get(timeout=PATIENCE) for _ in threads] == ["told"] * 3
 
 
@@ -368,9 +368,9 @@ def test_a_descriptor_stays_open_while_a_thread_writes_to_it() -> None:
     raw.close()
 
     def read() -> None:
-        while not isinstance(connection.read(), ConnectionEnd):
+        while not isinstance(connection.read_frames(), ConnectionEnd):
             pass
-        connection.release()
+        connection.close_descriptor()
         written.set()
 
     reader = spawn(read)
@@ -385,7 +385,7 @@ def test_a_forked_child_closes_its_copy_and_the_connection_of_the_parent_stays_u
     raw, sock = socket.socketpair()
     copy = sock.dup()
     inherited = StreamConnection(SocketStream(copy), Limits(), spawn)
-    inherited.forked()
+    inherited.after_fork()
     assert copy.fileno() == -1
     with raw, sock:
         raw.sendall(b"still here")

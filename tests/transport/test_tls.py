@@ -93,9 +93,9 @@ def test_data_is_encrypted_on_the_connection() -> None:
             got += piece[: other.read_into(piece)]
     assert bytes(got) == words and seen and words[:27] not in b"".join(seen)
     for stream in (one, other):
-        stream.shut()
+        stream.shut_down()
         with contextlib.suppress(OSError):
-            stream.release()
+            stream.close_descriptor()
 
 
 def test_a_read_leaves_no_decrypted_data_behind_in_the_stream() -> None:
@@ -106,16 +106,16 @@ def test_a_read_leaves_no_decrypted_data_behind_in_the_stream() -> None:
     one.send(b"large", Body(b"", b"", [bytes(1 << 18)]), True)
     arrived: list[bytes] = []
     while len(arrived) < 6:
-        assert other.watch is not None and other.watch.poll(PATIENCE)
-        frames = other.read()
+        assert other.watch is not None and other.watch.poll_readable(PATIENCE)
+        frames = other.read_frames()
         assert not isinstance(frames, ConnectionEnd) and not other._stream.pending
         arrived += [frame.control for frame in frames]
     assert arrived == [b"0", b"1", b"2", b"3", b"4", b"large"]
     for connection in (one, other):
-        connection.cut()
-        while not isinstance(connection.read(), ConnectionEnd):
+        connection.break_connection()
+        while not isinstance(connection.read_frames(), ConnectionEnd):
             pass
-        connection.release()
+        connection.close_descriptor()
 
 
 def test_a_read_of_an_incomplete_record_does_not_block() -> None:
@@ -129,5 +129,5 @@ def test_a_read_of_an_incomplete_record_does_not_block() -> None:
     one._plain.write([memoryview(sealed[7:])], True)  # type: ignore[attr-defined]
     assert other.read_into(target) == 5 and target[:5] == b"words"
     for stream in (one, other):
-        stream.shut()
-        stream.release()
+        stream.shut_down()
+        stream.close_descriptor()

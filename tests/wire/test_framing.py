@@ -14,8 +14,8 @@ from rpcbench.wire.framing import (
     Frame,
     Limits,
     Memory,
-    check,
-    encode,
+    check_limits,
+    encode_frame,
     encode_lent,
     encode_returned,
     encode_small,
@@ -30,7 +30,7 @@ def stream_of(messages: list[tuple[bytes, Body]], seed: int = 0) -> bytes:
     """Encode all messages on one stream; the chunks of the large ones are interleaved with the others."""
     rng, out, running = random.Random(seed), [], []
     for number, (control, body) in enumerate(messages):
-        first, chunks = encode(number, control, body)
+        first, chunks = encode_frame(number, control, body)
         out += first
         running.append(chunks)
         for chunk_source in rng.sample(running, len(running)):
@@ -44,10 +44,10 @@ def stream_of(messages: list[tuple[bytes, Body]], seed: int = 0) -> bytes:
 def feed(decoder: Decoder, data: bytes, sizes: list[int]) -> list[Frame]:
     frames, at, turn = [], 0, 0
     while at < len(data):
-        target = decoder.target()
+        target = decoder.receive_buffer()
         count = min(len(target), sizes[turn % len(sizes)], len(data) - at)
         target[:count] = data[at : at + count]
-        frames += decoder.received(count)
+        frames += decoder.decode_received(count)
         at, turn = at + count, turn + 1
     return frames
 
@@ -67,7 +67,7 @@ def test_a_decoder_restores_any_messages_from_pieces_of_any_size(
     decoder = Decoder(LIMITS)
     frames = feed(decoder, stream_of(messages), sizes)
     assert sorted(map(plain, frames)) == sorted((c, b.payload, b.tensors, list(b.buffers)) for c, b in messages)
-    assert decoder.idle
+    assert decoder.is_idle
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -80,8 +80,8 @@ def test_a_decoder_restores_large_messages_with_interleaved_chunks(seed: int) ->
 
 
 def test_a_small_message_passes_between_two_chunks() -> None:
-    first, chunks = encode(1, b"large", Body(b"", b"", [bytes(3 * CHUNK)]))
-    small, none = encode(2, b"small", Body(b"", b"", []))
+    first, chunks = encode_frame(1, b"large", Body(b"", b"", [bytes(3 * CHUNK)]))
+    small, none = encode_frame(2, b"small", Body(b"", b"", []))
     decoder = Decoder(LIMITS)
     seen = [plain(f)[0] for parts in (first, next(chunks), small) for f in feed(decoder, b"".join(parts), [1 << 20])]
     assert seen == [b"small"] and list(none) == []
@@ -113,7 +113,7 @@ def test_invalid_frames_are_refused(data: bytes) -> None:
 
 
 def test_more_large_messages_at_once_than_the_limit_are_refused() -> None:
-    announce = [encode(n, b"", Body(b"", b"", [bytes(CHUNK + 1)]))[0] for n in range(3)]
+    announce = [encode_frame(n, b"", Body(b"", b"", [bytes(CHUNK + 1)]))[0] for n in range(3)]
     limits = Limits(streams=2)
     with pytest.raises(ProtocolError, match="limits"):
         feed(Decoder(limits), b"".join(bytes(p) for parts in announce for p in parts), [1 << 20])
@@ -121,7 +121,7 @@ def test_more_large_messages_at_once_than_the_limit_are_refused() -> None:
 
 def test_a_message_over_the_limit_is_an_error_of_the_sender() -> None:
     with pytest.raises(ProtocolError, match="over the limit"):
-        check(b"", Body(b"", b"", [bytes(5000)]), SMALL)
+        check_limits(b"", Body(b"", b"", [bytes(5000)]), SMALL)
 
 
 @given(st.binary(max_size=200))
@@ -139,10 +139,10 @@ class Shelf(Memory):
     def __init__(self, buffers: dict[int, bytes]) -> None:
         self.buffers, self.back = buffers, list[int]()
 
-    def borrow(self, place: int, size: int) -> memoryview:
+    def borrow_buffer(self, place: int, size: int) -> memoryview:
         return memoryview(self.buffers[place])[:size]
 
-    def returned(self, place: int) -> None:
+    def free_block(self, place: int) -> None:
         self.back.append(place)
 
 
@@ -151,14 +151,14 @@ class Shelf(Memory):
 def test_lent_and_returned_buffers_can_come_between_chunks(sizes: list[int]) -> None:
     shelf = Shelf({4096: b"first", 1 << 40: b"second"})
     lent = Body(b"payload", b"table", [bytes(5), bytes(6)])
-    large, chunks = encode(3, b"large", Body(b"", b"", [bytes(CHUNK + 9)]))
+    large, chunks = encode_frame(3, b"large", Body(b"", b"", [bytes(CHUNK + 9)]))
     data = [*large, *next(chunks), encode_lent(b"lent", lent, [4096, 1 << 40]), encode_returned([5, 1 << 50])]
     pieces = [*data, *next(chunks), encode_returned([])]
     decoder = Decoder(LIMITS, shelf)
     frames = feed(decoder, b"".join(bytes(piece) for piece in pieces), [*sizes, CHUNK])
     assert plain(frames[0]) == (b"lent", b"payload", b"table", [b"first", b"second"])
     assert plain(frames[1]) == (b"large", b"", b"", [bytes(CHUNK + 9)])
-    assert shelf.back == [5, 1 << 50] and decoder.idle
+    assert shelf.back == [5, 1 << 50] and decoder.is_idle
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_invalid_frames_about_shared_memory_are_refused(data: bytes, what: str) 
 def test_a_small_message_in_one_read_is_decoded() -> None:
     decoder = Decoder(LIMITS)
     (frame,) = feed(decoder, encode_small(b"abc", Body(b"defg", b"hi", [])), [5000])
-    assert plain(frame) == (b"abc", b"defg", b"hi", []) and decoder.idle
+    assert plain(frame) == (b"abc", b"defg", b"hi", []) and decoder.is_idle
 
 
 def test_the_second_half_of_a_message_is_not_taken_for_a_new_one() -> None:
@@ -188,7 +188,7 @@ def test_the_second_half_of_a_message_is_not_taken_for_a_new_one() -> None:
     outer = encode_small(b"", Body(b"x" + inner, b"", []))
     decoder = Decoder(LIMITS)
     (frame,) = feed(decoder, outer, [len(outer) - len(inner), len(inner)])
-    assert frame.body.payload == b"x" + inner and decoder.idle
+    assert frame.body.payload == b"x" + inner and decoder.is_idle
 
 
 @pytest.mark.parametrize(("control", "payload"), [(101, 10), (10, 4001)])

@@ -13,7 +13,7 @@ from msgspec import msgpack
 from rpcbench.base.errors import ProtocolError
 from rpcbench.base.ids import Id
 from rpcbench.wire import messages as m
-from rpcbench.wire.encoding import encode_plain, pack, unpack
+from rpcbench.wire.encoding import decode_message, encode_message, encode_plain
 from rpcbench.wire.messages import Body
 
 BODY = Body(b"payload", b"tensors", [b"buffer"])
@@ -74,7 +74,7 @@ def raw(code: int, fields: Any, seq: int = 0) -> bytes:
 def unpacked(control: bytes) -> Any:
     """Return the message, or None if it was refused with a ProtocolError."""
     try:
-        return unpack(control, BODY)[1]
+        return decode_message(control, BODY)[1]
     except ProtocolError:
         return None
 
@@ -84,9 +84,9 @@ def unpacked(control: bytes) -> Any:
 @settings(max_examples=15, deadline=None)
 def test_each_kind_of_message_survives_pack_and_unpack(kind: type[Any], data: st.DataObject) -> None:
     message, seq = data.draw(values(kind)), data.draw(st.integers(0, (1 << 64) - 1))
-    control, body = pack(seq, message)
+    control, body = encode_message(seq, message)
     assert body == getattr(message, "body", m.EMPTY)
-    again = unpack(control, body)
+    again = decode_message(control, body)
     assert again == (seq, message) and fits(again[1], kind)
 
 
@@ -113,7 +113,7 @@ def _replace_one(fields: list[Any], data: st.DataObject) -> None:
 @given(messages, st.data())
 @settings(max_examples=200, deadline=None)
 def test_damaged_bytes_are_refused_or_form_a_valid_message(message: Any, data: st.DataObject) -> None:
-    control = bytearray(pack(0, message)[0])
+    control = bytearray(encode_message(0, message)[0])
     for _ in range(data.draw(st.integers(1, 3))):
         control[data.draw(st.integers(0, len(control) - 1))] = data.draw(st.integers(0, 255))
     found = unpacked(bytes(control[: data.draw(st.integers(0, len(control)))]))
@@ -143,15 +143,15 @@ ID = (1, 2, 0)
 )  # fmt: skip
 def test_fields_that_pack_cannot_produce_are_refused(kind: type[Any], fields: Any) -> None:
     with pytest.raises(ProtocolError):
-        unpack(raw(m.KINDS.index(kind), fields), m.EMPTY)
+        decode_message(raw(m.KINDS.index(kind), fields), m.EMPTY)
 
 
 def test_an_unknown_type_and_bytes_after_the_message_are_refused() -> None:
     cancel, code = (7,), m.KINDS.index(m.Cancel)
-    assert unpack(raw(code, cancel, 3), m.EMPTY) == (3, m.Cancel(7))
+    assert decode_message(raw(code, cancel, 3), m.EMPTY) == (3, m.Cancel(7))
     for control in (raw(len(m.KINDS), cancel), raw(255, cancel), raw(code, cancel) + b"\0", raw(code, cancel)[:-1]):
         with pytest.raises(ProtocolError):
-            unpack(control, m.EMPTY)
+            decode_message(control, m.EMPTY)
 
 
 @pytest.mark.parametrize("kind", m.KINDS)
@@ -160,15 +160,15 @@ def test_a_deeply_nested_or_false_array_is_refused_without_allocation(kind: type
     huge = b"\xdd\xff\xff\xff\xff"
     for fields in (b"\x91" * 5000 + b"\x00", huge, b"\x97\x01" + huge, b"\x93\x01" + huge, b"\xc9\0\0\0\4\1abcd", b""):
         with pytest.raises(ProtocolError):
-            unpack(head + fields, m.EMPTY)
+            decode_message(head + fields, m.EMPTY)
 
 
 def test_text_with_surrogates_arrives_with_escapes() -> None:
     """Exceptions may hold such text: undecodable file names, invalid strings of users."""
     failure = m.Failure(7, "OSError", "no such file: 'ü\udcff'", BODY)
-    assert unpack(*pack(0, failure)) == (0, failure._replace(text=r"no such file: 'ü\udcff'"))
+    assert decode_message(*encode_message(0, failure)) == (0, failure._replace(text=r"no such file: 'ü\udcff'"))
     settled = m.Settled(3, Id(0, 1), 2, (), (m.Awaited(9, 1, "f\udcff"),))
-    assert unpack(*pack(0, settled))[1].awaited == (m.Awaited(9, 1, r"f\udcff"),)
+    assert decode_message(*encode_message(0, settled))[1].awaited == (m.Awaited(9, 1, r"f\udcff"),)
 
 
 def test_subclasses_of_plain_types_are_sent_as_the_plain_types() -> None:
@@ -178,9 +178,9 @@ def test_subclasses_of_plain_types_are_sent_as_the_plain_types() -> None:
 
 
 def test_a_message_of_a_kind_without_a_body_gets_none() -> None:
-    assert unpack(pack(3, m.Cancel(7))[0], BODY) == (3, m.Cancel(7))
+    assert decode_message(encode_message(3, m.Cancel(7))[0], BODY) == (3, m.Cancel(7))
     notice = m.UserDelete(Id(1, 2), Id(1, 3, 4))
-    assert pack(3, notice)[1] is m.EMPTY
+    assert encode_message(3, notice)[1] is m.EMPTY
 
 
 SETTLED = m.Settled(3, Id(0, 1), 2, (7, 8), (m.Awaited(9, 1, "f"),))
@@ -203,21 +203,21 @@ MEMBER = m.Member(0, "a", 1, "here", devices=m.Devices("cuda", 1, (m.Device("cud
     ids=lambda message: type(message).__name__,
 )
 def test_records_inside_a_message_are_rebuilt_with_their_types(message: Any) -> None:
-    assert repr(unpack(*pack(5, message))) == repr((5, message))  # a repr shows the types
+    assert repr(decode_message(*encode_message(5, message))) == repr((5, message))  # a repr shows the types
 
 
 @pytest.mark.parametrize(
     "message", [m.Result(1, (), None, BODY), m.Result(1, (), m.Scope(1, 2, (3,)), BODY)], ids=["bare", "scoped"]
 )
 def test_a_result_that_is_cut_or_too_long_is_refused(message: Any) -> None:
-    control, body = pack(5, message)
+    control, body = encode_message(5, message)
     for wrong in (control + b"\0", *(control[:length] for length in range(len(control)))):
         with pytest.raises(ProtocolError):
-            unpack(wrong, body)
+            decode_message(wrong, body)
 
 
 @pytest.mark.parametrize("settled", [(), 0, (3,), SETTLED[:4], (*SETTLED[:4], ((9, 1, 2),)), (*SETTLED[:4], ((9, 1),))])
 def test_a_message_with_an_incomplete_record_is_refused(settled: Any) -> None:
-    control, body = pack(5, HELD._replace(settled=settled))
+    control, body = encode_message(5, HELD._replace(settled=settled))
     with pytest.raises(ProtocolError):
-        unpack(control, body)
+        decode_message(control, body)

@@ -43,13 +43,13 @@ class RemoteException(NamedTuple):
 class _NoRRefs:
     """The handler of by-reference slots outside a call: it refuses RRefs, since there is no peer to fork them for."""
 
-    def give(self, value: object) -> None:
+    def name_of_external(self, value: object) -> None:
         if isinstance(value, RRefHandle):
             value._check_alive("fork an UserRRef")  # a failed or released RRef has an error of its own
             raise RpcError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
 
-    def take(self, *name: Any) -> object:
-        raise AssertionError("nothing was given")  # unreachable: `give` stores nothing
+    def find_external(self, *name: Any) -> object:
+        raise AssertionError("nothing was given")  # unreachable: `name_of_external` stores nothing
 
 
 class _InternalRPCPickler:
@@ -60,14 +60,14 @@ class _InternalRPCPickler:
 
     def serialize(self, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
         """Return a value as bytes and a list of tensors. Raises SerializationError; RpcError if it holds an RRef."""
-        body, tensors = self._codec.encode(obj, _NoRRefs())
+        body, tensors = self._codec.encode_value(obj, _NoRRefs())
         # msgpack joins the three parts of a body, as torch's interface has room for one bytes object only.
         return encode_plain(body), tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
         """Return the value that `serialize` packed. Like pickle it can run any code: pass only bytes that you trust."""
         parts = msgspec.msgpack.decode(binary_data, type=RECEIVED_BODY)
-        return self._codec.decode(Body(*parts), adopt=lambda _: list(tensor_table))
+        return self._codec.decode_value(Body(*parts), adopt=lambda _: list(tensor_table))
 
 
 _internal_rpc_pickler = _InternalRPCPickler()

@@ -37,14 +37,14 @@ class _ActiveProfiles:
         self._numbers = itertools.count()
         agent.hooks.around.append(self._record_call)
 
-    def begin(self, config: Any) -> int:
+    def begin_profile(self, config: Any) -> int:
         """Start a profile, and return its number."""
         with self._lock:
             number = next(self._numbers)
             self._records[number] = (config, [])
         return number
 
-    def end(self, number: int) -> list[Any]:
+    def end_profile(self, number: int) -> list[Any]:
         """End a profile, and return its records, one for each call."""
         with self._lock:
             return self._records.pop(number)[1]
@@ -81,13 +81,13 @@ class _server_process_global_profile(profile):  # noqa: N801  (torch's name)
         config = _autograd.ProfilerConfig(
             kind, self.record_shapes, self.profile_memory, False, False, False, _profiler._ExperimentalConfig()
         )
-        self._number = current.current().part(_ActiveProfiles).begin(config)
+        self._number = current.current_agent().part(_ActiveProfiles).begin_profile(config)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if not self.enabled:
             return
-        records = current.current().part(_ActiveProfiles).end(self._number)
+        records = current.current_agent().part(_ActiveProfiles).end_profile(self._number)
         self.process_global_function_events = [
             sorted(_parse(record), key=lambda event: (event.time_range.start, -event.time_range.end))
             for record in records

@@ -30,9 +30,9 @@ class _AfterTorch:
             def load_and_bind(module: ModuleType) -> None:
                 load(module)
                 # Imported here: rpcbench imports torch, and most processes under `rpcbench run` may never load either.
-                from rpcbench.torch_shim import bind
+                from rpcbench.torch_shim import bind_modules
 
-                bind()
+                bind_modules()
 
             spec.loader.exec_module = load_and_bind  # type: ignore[method-assign]
         return spec

@@ -7,16 +7,20 @@ def busy(rows, worker):
     lasted = max(row["end"] for row in own) - min(row["begin"] for row in own)
     return sum(row["end"] - row["begin"] for row in own) / lasted
 
+
 # %% busy: wrong, the idle share | its idle share
 # return sum => return 1 - sum
+
 
 # %% busy: wrong, counts operations | is busy for
 def busy(rows, worker):
     return sum(row["worker"] == worker for row in rows) / len(rows)
 
+
 # %% busy: wrong, as if the step began at 0 | as if the step began at 0
 def busy(rows, worker):
     return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / max(row["end"] for row in rows)
+
 
 # %% busy: wrong, the share of all work | a share of the work of all workers
 # lasted = max(row["end"] for row in rows) - min(row => work = sum(row["end"] - row
@@ -31,6 +35,7 @@ def busy(rows, worker):
 # %% busy: wrong, per cent | per cent. The step
 # return sum => return 100 * sum
 
+
 # %% busy: wrong, throws rows away | has changed `rows`
 def busy(rows, worker):
     lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
@@ -41,9 +46,11 @@ def busy(rows, worker):
             own += row["end"] - row["begin"]
     return own / lasted
 
+
 # %% busy: wrong, another name of a column | raised KeyError: 'start', in your line
 def busy(rows, worker):
     return sum(row["end"] - row["start"] for row in rows)
+
 
 # %% longest_wait: wrong, the rows as they stand | waits longest between
 def longest_wait(rows, worker):
@@ -54,6 +61,7 @@ def longest_wait(rows, worker):
         (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
     )
 
+
 # %% longest_wait: wrong, all workers | waits longest between
 def longest_wait(rows, worker):
     from itertools import pairwise
@@ -62,6 +70,7 @@ def longest_wait(rows, worker):
     return max(
         (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
     )
+
 
 # %% longest_wait: wrong, the names the other way round | the names the other way round
 def longest_wait(rows, worker):
@@ -72,12 +81,14 @@ def longest_wait(rows, worker):
         (b["begin"] - a["end"], f"{b['op']}{b['microbatch']}", f"{a['op']}{a['microbatch']}") for a, b in pairwise(own)
     )
 
+
 # %% longest_wait: wrong, seconds alone | Three values are wanted
 def longest_wait(rows, worker):
     from itertools import pairwise
 
     own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
     return max(b["begin"] - a["end"] for a, b in pairwise(own))
+
 
 # %% longest_wait: wrong, from begin to begin | to the begin of the next
 def longest_wait(rows, worker):
@@ -89,6 +100,7 @@ def longest_wait(rows, worker):
         for a, b in pairwise(own)
     )
 
+
 # %% longest_wait: wrong, the first wait | waits longest between
 def longest_wait(rows, worker):
     from itertools import pairwise
@@ -96,6 +108,7 @@ def longest_wait(rows, worker):
     own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
+
 
 # %% longest_wait: wrong, in the order of micro-batches | waits longest between
 def longest_wait(rows, worker):
@@ -105,6 +118,7 @@ def longest_wait(rows, worker):
     return max(
         (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
     )
+
 
 # %% longest_wait: wrong, with the wait before the first operation | waits longest between
 def longest_wait(rows, worker):
@@ -118,6 +132,7 @@ def longest_wait(rows, worker):
     ]
     return max(waits)
 
+
 # %% longest_wait: wrong, sorts the rows of the caller | has changed `rows`
 def longest_wait(rows, worker):
     from itertools import pairwise
@@ -128,6 +143,7 @@ def longest_wait(rows, worker):
         (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
     )
 
+
 # %% longest_wait: wrong, letters without numbers | names that are no operations of this worker
 def longest_wait(rows, worker):
     from itertools import pairwise
@@ -135,9 +151,11 @@ def longest_wait(rows, worker):
     own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
 
+
 # %% busy: wrong, seconds | the seconds, not a share
 def busy(rows, worker):
     return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
+
 
 # %% busy: wrong, the step ends with what begins last | is busy for 7.5 of 8 s
 def busy(rows, worker):
@@ -145,14 +163,17 @@ def busy(rows, worker):
     own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
     return own / (rows[-1]["end"] - rows[0]["begin"])
 
+
 # %% busy: wrong, the step begins with what ends first | is busy for 7.5 of 8 s
 def busy(rows, worker):
     rows = sorted(rows, key=lambda row: row["end"])
     own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
     return own / (rows[-1]["end"] - rows[0]["begin"])
 
+
 # %% busy: wrong, takes the stage for the worker | is busy for 3.5 of 7.25 s
 # ["worker"] == worker => ["stage"] == worker - 1
+
 
 # %% longest_wait: wrong, takes the stage for the worker | waits longest between F1 and B0
 def longest_wait(rows, worker):

@@ -19,9 +19,11 @@
 def at_once(function, parts, workers):
     return [rpc.rpc_sync(worker, function, (part,)) for worker, part in zip(workers, parts)]
 
+
 # %% at_once: wrong, waits inside the loop | did not run at the same time
 def at_once(function, parts, workers):
     return [rpc.rpc_async(worker, function, (part,)).wait() for worker, part in zip(workers, parts)]
+
 
 # %% at_once: wrong, a generator of futures, of which each begins when it is asked for | did not run at the same time
 # -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
@@ -30,13 +32,16 @@ def at_once(function, parts, workers):
 # worker, function => workers[0], function
 # worker, part in zip(workers, parts) => part in parts
 
+
 # %% at_once: wrong, returns the futures | There are futures in the list
 def at_once(function, parts, workers):
     return [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
 
+
 # %% at_once: wrong, returns references | There are RRefs in the list
 def at_once(function, parts, workers):
     return [rpc.remote(worker, function, (part,)) for worker, part in zip(workers, parts)]
+
 
 # %% at_once: wrong, in the order in which the calls end | in the order of the parts
 def at_once(function, parts, workers):
@@ -46,19 +51,23 @@ def at_once(function, parts, workers):
         kept.wait()
     return results
 
+
 # %% at_once: wrong, a generator of results | should be a list
 # [future.wait() for future in futures] => (future.wait() for future in futures)
+
 
 # %% at_once: wrong, one call for each worker's name | 3 parts should give 3 results
 def at_once(function, parts, workers):
     futures = {worker: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
     return [future.wait() for future in futures.values()]
 
+
 # %% at_once: wrong, right for two parts | 3 parts should give 3 results
 def at_once(function, parts, workers):
     one = rpc.rpc_async(workers[0], function, (parts[0],))
     two = rpc.rpc_async(workers[1], function, (parts[1],))
     return [one.wait(), two.wait()]
+
 
 # %% patient: wrong, hides every error | that was hidden
 # rpcbench.RpcTimeoutError => Exception
@@ -71,11 +80,13 @@ def at_once(function, parts, workers):
 # %% patient: wrong, takes 0 for no answer | has a result too
 # seconds) => seconds) or default
 
+
 # %% patient: wrong, always sleeps | It sleeps for a fixed time
 def patient(worker, function, seconds, default):
     future = rpc.rpc_async(worker, function)
     time.sleep(seconds)
     return future.wait() if future.done() else default
+
 
 # %% patient: wrong, asks again and again with sleeps between | It sleeps for a fixed time
 def patient(worker, function, seconds, default):
@@ -86,6 +97,7 @@ def patient(worker, function, seconds, default):
         time.sleep(0.01)
     return default
 
+
 # %% patient: wrong, calls once to see whether it is quick and once for the result | was called 2 times
 # return rpc => rpc
 # -         return default
@@ -94,12 +106,14 @@ def patient(worker, function, seconds, default):
 # %% patient: wrong, runs it here | yours gave 'notebook'
 # rpc.rpc_sync(worker, function, timeout=seconds) => function()
 
+
 # %% deposit: wrong, pays in each time | request 1 again, which was answered 150
 def deposit(account, request, amount):
     with account.lock:
         account.balance += amount
         account.answers[request] = account.balance
         return account.balance
+
 
 # %% deposit: wrong, returns the balance of now | request 1 again, which was answered 150
 # return account.answers[request] => return account.balance
@@ -110,12 +124,14 @@ def deposit(account, request, amount):
 # %% deposit: wrong, takes the answer 0 for none | request 3 again, which was answered 0
 # request not in account.answers => not account.answers.get(request)
 
+
 # %% deposit: wrong, no lock | is used outside of the lock
 def deposit(account, request, amount):
     if request not in account.answers:
         account.balance += amount
         account.answers[request] = account.balance
     return account.answers[request]
+
 
 # %% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
 def deposit(account, request, amount):
@@ -126,6 +142,7 @@ def deposit(account, request, amount):
         account.balance += amount
         account.answers[request] = account.balance
         return account.balance
+
 
 # %% deposit: wrong, one list of requests for all accounts | Another account
 requests = {}
@@ -138,10 +155,12 @@ def deposit(account, request, amount):
             requests[request] = account.balance
         return requests[request]
 
+
 # %% deposit: wrong, no answer to a repeated request | returns nothing so far
 # -         return account.answers[request]
 # +             return account.balance
 # +         return None
+
 
 # %% deposit: wrong, an error for a repeated request | raised ValueError
 def deposit(account, request, amount):
@@ -152,6 +171,7 @@ def deposit(account, request, amount):
         account.answers[request] = account.balance
         return account.balance
 
+
 # %% at_once: right, a thread for each call
 def at_once(function, parts, workers):
     from concurrent.futures import ThreadPoolExecutor
@@ -159,11 +179,13 @@ def at_once(function, parts, workers):
     with ThreadPoolExecutor(len(parts)) as pool:
         return list(pool.map(lambda worker, part: rpc.rpc_sync(worker, function, (part,)), workers, parts))
 
+
 # %% patient: right, with a future
 # -     try:
 # +     future = rpc.rpc_async(worker, function, timeout=seconds)
 # +     try:
 # return rpc.rpc_sync(worker, function, timeout=seconds) => return future.wait()
+
 
 # %% deposit: right, takes the lock by hand
 def deposit(account, request, amount):
@@ -177,9 +199,11 @@ def deposit(account, request, amount):
     finally:
         account.lock.release()
 
+
 # %% process_ids: wrong, right for names in their order alone | are those of other workers
 def process_ids(names):
     return dict(zip(sorted(names), [rpc.rpc_sync(name, os.getpid) for name in names]))
+
 
 # %% at_once: wrong, takes a part that is a tuple for the arguments | It is one argument
 def at_once(function, parts, workers):
@@ -188,11 +212,13 @@ def at_once(function, parts, workers):
         futures.append(rpc.rpc_async(worker, function, part if isinstance(part, tuple) else (part,)))
     return [future.wait() for future in futures]
 
+
 # %% patient: wrong, waits to the end and then looks at the clock | waited for the slow function to end
 def patient(worker, function, seconds, default):
     begin = time.monotonic()
     found = rpc.rpc_sync(worker, function)
     return found if time.monotonic() - begin <= seconds else default
+
 
 # %% at_once: wrong, takes the workers in the order of the cluster | they went to
 # -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
@@ -206,21 +232,25 @@ def patient(worker, function, seconds, default):
 # %% patient: wrong, rounds the seconds up | seconds your call had a deadline of 1 seconds
 # rpc_sync(worker, function, timeout=seconds) => rpc_async(worker, function, timeout=int(seconds) + 1).wait()
 
+
 # %% at_once: wrong, a dict by part | unhashable
 def at_once(function, parts, workers):
     futures = {part: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
     return [futures[part].wait() for part in parts]
+
 
 # %% at_once: wrong, takes equal parts for one | a function that returns the name of its worker
 def at_once(function, parts, workers):
     futures = {str(part): rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
     return [futures[str(part)].wait() for part in parts]
 
+
 # %% patient: wrong, takes None for no answer | returns None has a result too
 # return rpc => found = rpc
 # -         return default
 # +         found = None
 # +     return default if found is None else found
+
 
 # %% patient: wrong, tries once more when it is late | was called 2 times
 def patient(worker, function, seconds, default):
@@ -230,6 +260,7 @@ def patient(worker, function, seconds, default):
         except rpcbench.RpcTimeoutError:
             pass
     return default
+
 
 # %% deposit: wrong, takes another amount for another request | request 2 once more
 # if request => if (request, amount)
@@ -241,6 +272,7 @@ def patient(worker, function, seconds, default):
 
 # %% deposit: right, a new dict of answers
 # answers[request] = account.balance => answers = {**account.answers, request: account.balance}
+
 
 # %% patient: right, counts the seconds itself
 def patient(worker, function, seconds, default):

@@ -11,23 +11,28 @@ def everywhere(code, name):
     exec(code, space)
     return dict.fromkeys(cluster.workers, space[name])
 
+
 # %% everywhere: wrong, one worker's value for all | A cell that finds the process number gives
 def everywhere(code, name):
     return dict.fromkeys(cluster.workers, cluster.run("worker1", code, want=[name])[name])
+
 
 # %% everywhere: wrong, runs the cell twice | The cell ran 2 times
 def everywhere(code, name):
     cluster.run("all", code)
     return {worker: cluster.run(worker, code, want=[name])[name] for worker in cluster.workers}
 
+
 # %% everywhere: wrong, does not run the cell | raised
 def everywhere(code, name):
     return {worker: cluster.run(worker, name + "_") for worker in cluster.workers}
+
 
 # %% everywhere: wrong, a list | should be a dict
 def everywhere(code, name):
     cluster.run("all", code)
     return cluster.gather(name, "list")
+
 
 # %% outcomes: wrong, one error for all | Each worker has an outcome of its own
 def outcomes(code):
@@ -37,9 +42,11 @@ def outcomes(code):
         return dict.fromkeys(cluster.workers, type(error).__name__)
     return dict.fromkeys(cluster.workers, "fine")
 
+
 # %% outcomes: wrong, knows one error | raised ZeroDivisionError
 # Exception as error => KeyError
 # type(error).__name__ => "KeyError"
+
 
 # %% outcomes: wrong, the errors themselves | The values should be texts
 def outcomes(code):
@@ -52,12 +59,14 @@ def outcomes(code):
             found[worker] = error
     return found
 
+
 # %% outcomes: wrong, the text of the error | not its text
 # found = {} => found = dict.fromkeys(cluster.workers, "fine")
 # -             found[worker] = type(error).__name__
 # -         else:
 # -             found[worker] = "fine"
 # +             found[worker] = str(error).splitlines()[0]
+
 
 # %% outcomes: wrong, ends at the first error | 'worker2': 'ZeroDivisionError'}, and yours gave
 def outcomes(code):
@@ -68,6 +77,7 @@ def outcomes(code):
     except Exception as error:
         found[worker] = type(error).__name__
     return found
+
 
 # %% outcomes: wrong, keeps only the failures | The keys should be the workers
 # -         else:
@@ -80,9 +90,11 @@ def outcomes(code):
 # +         pass
 # +     found = {}
 
+
 # %% stubborn: wrong, gives up | it was not started again
 def stubborn(worker, code):
     return cluster.run(worker, code)
+
 
 # %% stubborn: wrong, starts it without its past | nothing of what the old one held
 # worker, replay=True => worker
@@ -95,6 +107,7 @@ def stubborn(worker, code):
 # %% stubborn: wrong, does not start it again | it was not started again
 # -         cluster.restart(worker, replay=True)
 
+
 # %% stubborn: wrong, tries for ever | not twice
 def stubborn(worker, code):
     while True:
@@ -102,6 +115,7 @@ def stubborn(worker, code):
             return cluster.run(worker, code)
         except rpcbench.WorkerLostError:
             cluster.restart(worker, replay=True)
+
 
 # %% stubborn: wrong, hides the errors of the cell | that was hidden
 # -         cluster.restart(worker, replay=True)
@@ -111,9 +125,11 @@ def stubborn(worker, code):
 # +     except Exception as error:
 # +         return error
 
+
 # %% spread: wrong, one item after the other | had not begun
 def spread(call, items, workers):
     return [call(workers[place % len(workers)], item) for place, item in enumerate(items)]
+
 
 # %% spread: wrong, a fixed share for each worker | had not begun
 def spread(call, items, workers):
@@ -127,6 +143,7 @@ def spread(call, items, workers):
         results[start :: len(workers)] = share
     return results
 
+
 # %% spread: wrong, in rounds | had not begun
 def spread(call, items, workers):
     results = []
@@ -135,11 +152,13 @@ def spread(call, items, workers):
             results += pool.map(call, workers, items[start : start + len(workers)])
     return results
 
+
 # %% spread: wrong, all items at once | while it was busy
 def spread(call, items, workers):
     chosen = [workers[place % len(workers)] for place in range(len(items))]
     with concurrent.futures.ThreadPoolExecutor(max(1, len(items))) as pool:
         return list(pool.map(call, chosen, items))
+
 
 # %% spread: wrong, results as they come | in the order of the items
 def spread(call, items, workers):
@@ -153,6 +172,7 @@ def spread(call, items, workers):
         list(pool.map(serve, workers))
     return results
 
+
 # %% spread: wrong, equal items once | each item needs one
 def spread(call, items, workers):
     todo, results = iter(dict.fromkeys(items)), {}
@@ -165,15 +185,18 @@ def spread(call, items, workers):
         list(pool.map(serve, workers))
     return [results[item] for item in items]
 
+
 # %% spread: wrong, each worker does all items | each item needs one
 def spread(call, items, workers):
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
         return next(pool.map(lambda worker: [call(worker, item) for item in items], workers))
 
+
 # %% everywhere: right, reads the variables afterwards
 def everywhere(code, name):
     cluster.run("all", code)
     return {worker: cluster[worker][name] for worker in cluster.workers}
+
 
 # %% spread: right, one iterator for all threads
 def spread(call, items, workers):
@@ -201,19 +224,23 @@ def spread(call, items, workers):
         raise errors[0]
     return [results[place] for place in range(len(items))]
 
+
 # %% spread: wrong, does not ask the pool for its results | that was hidden
 # list(pool.map(serve, workers)) => pool.map(serve, workers)
 
 # %% everywhere: wrong, puts the name behind the last line | nothing so far' x is [] on each worker
 # ("all", code, want=[name])[name] => ("all", code + "; " + name)
 
+
 # %% everywhere: wrong, leaves out values that count as false | The keys should be the workers
 def everywhere(code, name):
     found = cluster.run("all", code, want=[name])[name]
     return {worker: value for worker, value in found.items() if value}
 
+
 # %% everywhere: right, the name on a line of its own
 # ("all", code, want=[name])[name] => ("all", code + "\n" + name)
+
 
 # %% outcomes: wrong, after an error each worker once more | A cell that fails ran 2 times on worker1
 def outcomes(code):
@@ -232,12 +259,14 @@ def outcomes(code):
             found[worker] = "fine"
     return found
 
+
 # %% outcomes: wrong, knows three errors | raised IndexError
 # -         except Exception as error:
 # +             found[worker] = "fine"
 # +         except (KeyError, ValueError, ZeroDivisionError) as error:
 # -         else:
 # -             found[worker] = "fine"
+
 
 # %% outcomes: right, from the last worker to the first
 def outcomes(code):
@@ -250,6 +279,7 @@ def outcomes(code):
             found[worker] = error.__class__.__name__
     return found
 
+
 # %% stubborn: wrong, runs the cell once more when all is well | The cell ran 2 times on worker1
 def stubborn(worker, code):
     try:
@@ -257,6 +287,7 @@ def stubborn(worker, code):
     except rpcbench.WorkerLostError:
         cluster.restart(worker, replay=True)
     return cluster.run(worker, code)
+
 
 # %% stubborn: wrong, tries a cell with an error again | A cell that fails ran 2 times on worker1
 # -         cluster.restart(worker, replay=True)
@@ -272,6 +303,7 @@ def stubborn(worker, code):
 # +         cluster.run(worker, code)
 # +         return cluster.run(worker, code)
 
+
 # %% spread: wrong, a dict by item | unhashable
 def spread(call, items, workers):
     todo, results = iter(items), {}
@@ -284,6 +316,7 @@ def spread(call, items, workers):
         list(pool.map(serve, workers))
     return [results[item] for item in items]
 
+
 # %% spread: wrong, equal items have one result | in the order of the items; yours are
 def spread(call, items, workers):
     todo, results = iter(items), {}
@@ -295,6 +328,7 @@ def spread(call, items, workers):
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(serve, workers))
     return [results[str(item)] for item in items]
+
 
 # %% spread: wrong, takes None for the end | each item needs one
 def spread(call, items, workers):
@@ -310,6 +344,7 @@ def spread(call, items, workers):
         list(pool.map(serve, workers))
     return [results.get(id(item)) for item in items]
 
+
 # %% spread: wrong, two workers only | worker3 had nothing to do
 def spread(call, items, workers):
     results = [None] * len(items)
@@ -322,6 +357,7 @@ def spread(call, items, workers):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(serve, workers))
     return results
+
 
 # %% spread: wrong, the workers of the cluster | had nothing to do
 def spread(call, items, workers):
@@ -336,6 +372,7 @@ def spread(call, items, workers):
         list(pool.map(serve, cluster.workers))
     return results
 
+
 # %% spread: wrong, names of its own for the workers | there was a call for 'worker
 def spread(call, items, workers):
     results = [None] * len(items)
@@ -349,6 +386,7 @@ def spread(call, items, workers):
         list(pool.map(serve, [f"worker{number + 1}" for number in range(len(workers))]))
     return results
 
+
 # %% spread: wrong, from the last item to the first | It was not the next one
 # -     todo = queue.SimpleQueue()
 # -     for pair in enumerate(items):
@@ -356,6 +394,7 @@ def spread(call, items, workers):
 # +     todo = [*enumerate(items)]
 # get_nowait => pop
 # queue.Empty => IndexError
+
 
 # %% spread: wrong, empties the list of the caller | have changed
 def spread(call, items, workers):

@@ -6,10 +6,12 @@ def fit(sizes, times):
     alpha, per_byte = torch.linalg.lstsq(rows, t[:, None]).solution.flatten().tolist()
     return alpha, 1 / per_byte
 
+
 # %% fit: wrong, seconds per byte | beta is bytes per second
 # -     alpha, per_byte = torch.linalg.lstsq(rows, ones).solution.flatten().tolist()
 # -     return alpha, 1 / per_byte
 # +     return tuple(torch.linalg.lstsq(rows, ones).solution.flatten().tolist())
+
 
 # %% fit: wrong, beta first | The order is (alpha, beta)
 def fit(sizes, times):
@@ -19,20 +21,24 @@ def fit(sizes, times):
     per_byte, alpha = torch.linalg.lstsq(rows, torch.ones(len(t), 1, dtype=torch.float64)).solution.flatten().tolist()
     return 1 / per_byte, alpha
 
+
 # %% fit: wrong, a line through the first and the last point | least squares of relative errors
 def fit(sizes, times):
     beta = (sizes[-1] - sizes[0]) / (times[-1] - times[0])
     return times[0] - sizes[0] / beta, beta
 
+
 # %% fit: wrong, the largest message has no latency | Points that lie on the line
 def fit(sizes, times):
     return min(times), max(sizes) / max(times)
+
 
 # %% fit: wrong, a line through the logarithms | Points that lie on the line
 def fit(sizes, times):
     x, y = torch.tensor(sizes).double().log(), torch.tensor(times).double().log()
     slope, offset = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], 1), y[:, None]).solution.flatten().tolist()
     return math.exp(offset), 1 / slope
+
 
 # %% fit: wrong, divides one side only | Points that lie on the line
 def fit(sizes, times):
@@ -41,81 +47,101 @@ def fit(sizes, times):
     alpha, per_byte = torch.linalg.lstsq(torch.stack([1 / t, n / t], 1), t[:, None]).solution.flatten().tolist()
     return alpha, 1 / per_byte
 
+
 # %% fit: wrong, alpha alone | (alpha, beta) is wanted
 def fit(sizes, times):
     return min(times)
+
 
 # %% relay: wrong, one piece after another over all hops | 6e+06 bytes in 3 pieces over 2 hops
 def relay_time(n, k, hops, alpha, beta):
     return k * hops * (alpha + n / k / beta)
 
+
 # %% relay: wrong, one step too many | 1e+06 bytes in 1 piece over 1 hop
 def relay_time(n, k, hops, alpha, beta):
     return (k + hops) * (alpha + n / k / beta)
+
 
 # %% relay: wrong, each piece has all bytes | in 4 pieces over 1 hop
 def relay_time(n, k, hops, alpha, beta):
     return (k + hops - 1) * (alpha + n / beta)
 
+
 # %% relay: wrong, latency once | in 4 pieces over 1 hop
 def relay_time(n, k, hops, alpha, beta):
     return alpha + (k + hops - 1) * n / k / beta
+
 
 # %% relay: wrong, all pieces at once | in 4 pieces over 1 hop
 def relay_time(n, k, hops, alpha, beta):
     return hops * (alpha + n / k / beta)
 
+
 # %% relay: wrong, the hops do not overlap | 6e+06 bytes in 3 pieces over 2 hops
 def relay_time(n, k, hops, alpha, beta):
     return hops * (k * alpha + n / beta)
+
 
 # %% relay: wrong, multiplies by beta | 1e+06 bytes in 1 piece over 1 hop
 def relay_time(n, k, hops, alpha, beta):
     return (k + hops - 1) * (alpha + n / k * beta)
 
+
 # %% relay: wrong, one hop fewer | 1e+06 bytes in 1 piece over 3 hops
 def relay_time(n, k, hops, alpha, beta):
     return (k + 1 if hops > 1 else k) * (alpha + n / k / beta)
 
+
 # %% best_pieces: wrong, rounds to the nearest | with 2 it takes
 def best_pieces(n, hops, alpha, beta):
     return max(1, round(math.sqrt((hops - 1) * n / (alpha * beta))))
+
 
 # %% best_pieces: wrong, no piece for one hop | there is at least one
 def best_pieces(n, hops, alpha, beta):
     ideal = math.sqrt((hops - 1) * n / (alpha * beta))
     return min(math.floor(ideal), math.ceil(ideal), key=lambda k: (k + hops - 1) * (alpha + n / max(k, 1) / beta))
 
+
 # %% best_pieces: wrong, not whole | a whole number is wanted
 def best_pieces(n, hops, alpha, beta):
     return max(1.0, math.sqrt((hops - 1) * n / (alpha * beta)))
+
 
 # %% best_pieces: wrong, forgets the root | with 2 it takes
 def best_pieces(n, hops, alpha, beta):
     return max(1, math.ceil((hops - 1) * n / (alpha * beta)))
 
+
 # %% best_pieces: wrong, always two hops | over 4 hops
 # (hops - 1) * n => n
+
 
 # %% best_pieces: wrong, tries too few | over 2 hops, alpha = 0.0001 s
 def best_pieces(n, hops, alpha, beta):
     return min(range(1, 100), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
 
+
 # %% best_pieces: wrong, rounds up | over 3 hops
 def best_pieces(n, hops, alpha, beta):
     return max(1, math.ceil(math.sqrt((hops - 1) * n / (alpha * beta))))
+
 
 # %% best_pieces: wrong, begins at no piece | raised ZeroDivisionError
 def best_pieces(n, hops, alpha, beta):
     return min(range(2000), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
 
+
 # %% schedule: wrong, adds up all messages | Two messages of other ranks at once
 def schedule_time(rounds, alpha, beta):
     return sum(alpha + size / beta for messages in rounds for _, _, size in messages)
 
+
 # %% schedule: wrong, the longest message | Rank 0 sends to two ranks
 def schedule_time(rounds, alpha, beta):
     return sum(max((alpha + size / beta for _, _, size in messages), default=0) for messages in rounds)
+
 
 # %% schedule: wrong, counts senders only | Two ranks send to rank 0
 def schedule_time(rounds, alpha, beta):
@@ -127,6 +153,7 @@ def schedule_time(rounds, alpha, beta):
         total += max(busy.values(), default=0)
     return total
 
+
 # %% schedule: wrong, counts receivers only | Rank 0 sends to two ranks
 def schedule_time(rounds, alpha, beta):
     total = 0
@@ -136,6 +163,7 @@ def schedule_time(rounds, alpha, beta):
             busy[receiver] = busy.get(receiver, 0) + alpha + size / beta
         total += max(busy.values(), default=0)
     return total
+
 
 # %% schedule: wrong, a rank that sends cannot receive | Two ranks exchange
 def schedule_time(rounds, alpha, beta):
@@ -148,6 +176,7 @@ def schedule_time(rounds, alpha, beta):
         total += max(busy.values(), default=0)
     return total
 
+
 # %% schedule: wrong, stumbles over an empty round | raised ValueError
 def schedule_time(rounds, alpha, beta):
     total = 0
@@ -158,6 +187,7 @@ def schedule_time(rounds, alpha, beta):
             receives[receiver] = receives.get(receiver, 0) + alpha + size / beta
         total += max([*sends.values(), *receives.values()])
     return total
+
 
 # %% schedule: wrong, latency once in a round | Rank 0 sends to two ranks
 def schedule_time(rounds, alpha, beta):
@@ -170,6 +200,7 @@ def schedule_time(rounds, alpha, beta):
         total += alpha * bool(messages) + max([*sends.values(), *receives.values()], default=0)
     return total
 
+
 # %% schedule: wrong, the rounds at once | a round without any
 def schedule_time(rounds, alpha, beta):
     longest = 0
@@ -181,21 +212,26 @@ def schedule_time(rounds, alpha, beta):
         longest = max([longest, *sends.values(), *receives.values()])
     return longest
 
+
 # %% best_pieces: wrong, tries no more than a thousand | you say 1000
 def best_pieces(n, hops, alpha, beta):
     return min(range(1, 1001), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
+
 
 # %% relay: wrong, whole bytes only | 10 bytes in 3 pieces
 def relay_time(n, k, hops, alpha, beta):
     return (k + hops - 1) * (alpha + n // k / beta)
 
+
 # %% best_pieces: wrong, tries no more than a hundred thousand | you say 99999
 def best_pieces(n, hops, alpha, beta):
     return min(range(1, 100_000), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
 
+
 # %% best_pieces: wrong, always rounds down | with 2 it takes
 def best_pieces(n, hops, alpha, beta):
     return max(1, math.floor(math.sqrt((hops - 1) * n / (alpha * beta))))
+
 
 # %% schedule: wrong, room for eight ranks | raised IndexError
 def schedule_time(rounds, alpha, beta):
@@ -207,6 +243,7 @@ def schedule_time(rounds, alpha, beta):
             receives[receiver] += alpha + size / beta
         total += max(sends + receives)
     return total
+
 
 # %% schedule: wrong, empties the rounds of the caller | have changed
 def schedule_time(rounds, alpha, beta):

@@ -5,6 +5,7 @@ def all_gather(mine, rank, size, broadcast):
         broadcast(place, rank)
     return places
 
+
 # %% gathered: wrong, one place for all | the tensors of all ranks are
 def all_gather(mine, rank, size, broadcast):
     place, places = mine.clone(), []
@@ -12,6 +13,7 @@ def all_gather(mine, rank, size, broadcast):
         broadcast(place, source)
         places.append(place)
     return places
+
 
 # %% gathered: wrong, broadcasts into its own tensor | the tensors of all ranks are
 def all_gather(mine, rank, size, broadcast):
@@ -21,6 +23,7 @@ def all_gather(mine, rank, size, broadcast):
         places.append(mine.clone())
     return places
 
+
 # %% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
 def all_gather(mine, rank, size, broadcast):
     places = []
@@ -28,6 +31,7 @@ def all_gather(mine, rank, size, broadcast):
         places.append(mine.clone())
         broadcast(places[-1], source)
     return places
+
 
 # %% gathered: wrong, the source does not take part | In a collective all ranks make the same call
 def all_gather(mine, rank, size, broadcast):
@@ -37,10 +41,12 @@ def all_gather(mine, rank, size, broadcast):
             broadcast(places[source], source)
     return places
 
+
 # %% gathered: wrong, forgets its own | the tensors of all ranks are
 # -     places = [torch.empty_like(mine) for _ in range(size)]
 # -     places[rank].copy_(mine)
 # +     places = [torch.zeros_like(mine) for _ in range(size)]
+
 
 # %% gathered: wrong, one tensor | a list of tensors is wanted
 def all_gather(mine, rank, size, broadcast):
@@ -49,12 +55,14 @@ def all_gather(mine, rank, size, broadcast):
         broadcast(places[source], source)
     return torch.cat(places)
 
+
 # %% gathered: wrong, right for two ranks only | 3 ranks: rank 0 returns
 def all_gather(mine, rank, size, broadcast):
     places = [mine.clone(), mine.clone()]
     broadcast(places[0], 0)
     broadcast(places[1], 1)
     return places
+
 
 # %% gathered: wrong, from the last rank to the first | the tensors of all ranks are
 def all_gather(mine, rank, size, broadcast):
@@ -64,37 +72,46 @@ def all_gather(mine, rank, size, broadcast):
         broadcast(places[-1], source)
     return places
 
+
 # %% scattered: wrong, does not add up | one chunk is wanted, not 2
 def reduce_scatter(x, rank, size, all_to_all):
     return torch.cat(all_to_all(list(x.chunk(size))))
+
 
 # %% scattered: wrong, adds up before it sends | the sum of chunk 0 over the ranks is
 # came = all_to_all(list(x.chunk(size))) => total = torch.stack(x.chunk(size)).sum(0)
 # return torch.stack(came).sum(0) => return all_to_all([total] * size)[rank]
 
+
 # %% scattered: wrong, the mean | the sum of chunk 0 over the ranks is
 def reduce_scatter(x, rank, size, all_to_all):
     return torch.stack(all_to_all(list(x.chunk(size)))).mean(0)
+
 
 # %% scattered: wrong, adds up along the chunk | one chunk is wanted, not 2
 def reduce_scatter(x, rank, size, all_to_all):
     return torch.stack(all_to_all(list(x.chunk(size)))).sum(1)
 
+
 # %% scattered: wrong, sends all of it to all | numbers to others where 1 do
 def reduce_scatter(x, rank, size, all_to_all):
     return sum(all_to_all([x] * size)).chunk(size)[rank]
+
 
 # %% scattered: wrong, sends a tensor | `all_to_all` takes a list of tensors
 def reduce_scatter(x, rank, size, all_to_all):
     return torch.stack(all_to_all(x)).sum(0)
 
+
 # %% scattered: wrong, every size-th number | the sum of chunk 0 over the ranks is
 def reduce_scatter(x, rank, size, all_to_all):
     return torch.stack(all_to_all([x[to::size] for to in range(size)])).sum(0)
 
+
 # %% scattered: wrong, keeps its own chunk only | the sum of chunk 0 over the ranks is
 def reduce_scatter(x, rank, size, all_to_all):
     return all_to_all(list(x.chunk(size)))[rank]
+
 
 # %% scattered: wrong, adds into its own | `x` of rank 0 has changed
 def reduce_scatter(x, rank, size, all_to_all):
@@ -105,8 +122,10 @@ def reduce_scatter(x, rank, size, all_to_all):
             mine += came[source]
     return mine
 
+
 # %% average: wrong, leaves the sum | What is the mean
 # -             parameter.grad /= size
+
 
 # %% average: wrong, takes every parameter for one with a gradient | `all_reduce` takes a tensor, not None
 def average_gradients(model, size, all_reduce):
@@ -114,16 +133,19 @@ def average_gradients(model, size, all_reduce):
         all_reduce(parameter.grad)
         parameter.grad /= size
 
+
 # %% average: wrong, averages parameters | It is the gradients
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
         all_reduce(parameter.data)
         parameter.data /= size
 
+
 # %% average: wrong, the first only | the gradient of bias is 1
 def average_gradients(model, size, all_reduce):
     all_reduce(model.weight.grad)
     model.weight.grad /= size
+
 
 # %% average: wrong, always for two ranks | the gradient of weight is 6; the mean is 4
 # grad /= size => grad /= 2
@@ -131,6 +153,7 @@ def average_gradients(model, size, all_reduce):
 # -             all_reduce(parameter.grad)
 # -             parameter.grad /= size
 # +             parameter.grad = all_reduce(parameter.grad) / size
+
 
 # %% average: wrong, on a copy | the gradient of weight is 1; the mean is 2.5
 def average_gradients(model, size, all_reduce):
@@ -140,12 +163,14 @@ def average_gradients(model, size, all_reduce):
             all_reduce(grad)
             grad /= size
 
+
 # %% average: wrong, parameters that are trained, whether they have a gradient or not | raised TypeError
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad /= size
             all_reduce(parameter.grad)
+
 
 # %% average: wrong, makes the gradients that are missing | and there is one now
 def average_gradients(model, size, all_reduce):
@@ -155,10 +180,12 @@ def average_gradients(model, size, all_reduce):
         all_reduce(parameter.grad)
         parameter.grad /= size
 
+
 # %% average: wrong, divides twice | the gradient of weight is 1.25; the mean is 2.5
 # -             all_reduce(parameter.grad)
 # +             parameter.grad /= size
 # +             all_reduce(parameter.grad)
+
 
 # %% which: wrong, looks at lengths only | That is broadcast; you say
 def which(before, after):
@@ -168,6 +195,7 @@ def which(before, after):
     if [] in before:
         return "scatter"
     return {given * size: "all_gather", given: "all_reduce"}.get(len(after[0]), "reduce_scatter")
+
 
 # %% which: wrong, expects the root to be rank 0 | That is gather; you say
 def which(before, after):
@@ -180,6 +208,7 @@ def which(before, after):
     if all(row == after[0] for row in after):
         return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+
 
 # %% which: wrong, no difference between reduce and all_reduce | That is reduce; you say 'all_reduce'
 def which(before, after):
@@ -195,6 +224,7 @@ def which(before, after):
         return "broadcast"
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
 
+
 # %% which: wrong, chunks of one number | That is reduce_scatter; you say 'all_to_all'
 def which(before, after):
     sums = [sum(numbers) for numbers in zip(*before)]
@@ -206,6 +236,7 @@ def which(before, after):
     if all(row == after[0] for row in after):
         return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
     return "reduce_scatter" if all(row == [sums[rank]] for rank, row in enumerate(after)) else "all_to_all"
+
 
 # %% which: wrong, torch's older names | 'allgather' is none of the eight names
 def which(before, after):
@@ -219,13 +250,16 @@ def which(before, after):
         return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
 
+
 # %% which: wrong, always the most famous | you say 'all_reduce'
 def which(before, after):
     return "all_reduce"
 
+
 # %% which: wrong, a list of all that might be | is none of the eight names
 def which(before, after):
     return ["broadcast", "all_reduce", "all_gather"]
+
 
 # %% which: wrong, empties the lists as it looks | have changed
 def which(before, after):
@@ -239,8 +273,10 @@ def which(before, after):
         return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
 
+
 # %% gathered: wrong, places of float32 whatever `mine` is | `mine` is of torch.int64
 # empty_like(mine) => zeros(mine.shape)
+
 
 # %% average: wrong, ends at the first parameter without a gradient | the gradient of bias is 1
 def average_gradients(model, size, all_reduce):
@@ -249,6 +285,7 @@ def average_gradients(model, size, all_reduce):
             break
         all_reduce(parameter.grad)
         parameter.grad /= size
+
 
 # %% average: wrong, divides to whole numbers | `//` drops the rest
 # .grad /= => .grad = parameter.grad //
@@ -259,12 +296,14 @@ def average_gradients(model, size, all_reduce):
 # %% gathered: wrong, places by the length | raised TypeError
 # empty_like(mine) => zeros(len(mine), *mine.shape[1:], dtype=mine.dtype)
 
+
 # %% gathered: wrong, no more than four ranks | 8 ranks: rank 0 returns
 def all_gather(mine, rank, size, broadcast):
     places = [mine.clone() for _ in range(size)]
     for source in range(min(size, 4)):
         broadcast(places[source], source)
     return places
+
 
 # %% scattered: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
 def reduce_scatter(x, rank, size, all_to_all):
@@ -273,9 +312,11 @@ def reduce_scatter(x, rank, size, all_to_all):
         total += piece
     return total
 
+
 # %% scattered: wrong, adds up as Python numbers | of torch.int64; `x` is of torch.float32
 # -     return torch.stack(came).sum(0)
 # +     return torch.tensor([sum(int(number) for number in numbers) for numbers in zip(*came)])
+
 
 # %% average: wrong, the parameters of each module, so some of them twice | the gradient of bias is 6.25
 def average_gradients(model, size, all_reduce):
@@ -285,10 +326,12 @@ def average_gradients(model, size, all_reduce):
                 all_reduce(parameter.grad)
                 parameter.grad /= size
 
+
 # %% average: wrong, the model's own parameters only | the gradient of bias is 1; the mean is 2.5
 # parameters() => parameters(recurse=False)
 # %% average: wrong, the first number for all | you leave [[2.5, 2.5]]
 # parameter.grad /= size => parameter.grad.fill_(parameter.grad.flatten()[0] / size)
+
 
 # %% which: wrong, a sum is the largest of all numbers | That is all_reduce; you say 'broadcast'
 def which(before, after):
@@ -301,6 +344,7 @@ def which(before, after):
         longer = len(after[0]) > len(before[0])
         return "all_gather" if longer else "all_reduce" if max(after[0]) > largest else "broadcast"
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+
 
 # %% which: wrong, cuts every list | raised ValueError
 def which(before, after):
@@ -315,6 +359,7 @@ def which(before, after):
     if all(row == after[0] for row in after):
         return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
     return "all_to_all" if chunks[0][0] == after[0][: len(chunks[0][0])] else "reduce_scatter"
+
 
 # %% average: wrong, a rank whose gradient is all zero does not take part | was not reduced
 def average_gradients(model, size, all_reduce):

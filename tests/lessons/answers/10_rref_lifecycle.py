@@ -58,6 +58,7 @@ def freed_after(messages):
             return number
     return None
 
+
 # %% freed_after: wrong, a set that forgets | For +a +b -b +b -a
 # requested, deleted = set(), => users =
 # requested. => users.
@@ -69,6 +70,7 @@ def freed_after(messages):
 # deleted.add => users.remove
 # requested == deleted => not users
 
+
 # %% freed_after: wrong, counts from 0 | For +a -a
 def freed_after(messages):
     requested, deleted = set(), set()
@@ -78,6 +80,7 @@ def freed_after(messages):
             return number
     return None
 
+
 # %% freed_after: wrong, the first delete frees | For +a +b -a -b
 def freed_after(messages):
     for number, (kind, _) in enumerate(messages, 1):
@@ -85,17 +88,20 @@ def freed_after(messages):
             return number
     return None
 
+
 # %% freed_after: wrong, looks at the end only | For +a -a +a -a
 def freed_after(messages):
     requested = {fork for kind, fork in messages if kind == "ForkRequest"}
     deleted = {fork for kind, fork in messages if kind == "UserDelete"}
     return len(messages) if requested == deleted else None
 
+
 # %% freed_after: wrong, whether it is freed | For +a -a
 def freed_after(messages):
     requested = {fork for kind, fork in messages if kind == "ForkRequest"}
     deleted = {fork for kind, fork in messages if kind == "UserDelete"}
     return requested == deleted
+
 
 # %% freed_after: wrong, counts different messages only | For +a +b +b -a -b
 def freed_after(messages):
@@ -108,17 +114,20 @@ def freed_after(messages):
                 return len(seen)
     return None
 
+
 # %% entry: right, as a float
 # loss.to_here().item() => float(loss.to_here())
 
 # %% bad_order: right, the call arrives in between
 # "UserDelete", "Call" => "Call", "UserDelete", "ForkRequest"
 
+
 # %% may_delete: right, in three steps
 def may_delete(released, confirmed, children):
     if not released or not confirmed:
         return False
     return children == 0
+
 
 # %% freed_after: right, with the state of each fork
 def freed_after(messages):
@@ -132,6 +141,7 @@ def freed_after(messages):
             return number
     return None
 
+
 # %% entry: wrong, a list where the loss has a shape | The loss was [0.1328125]; in the list stands [0.1328125]
 # ().item() => ().tolist()
 # %% entry: wrong, the first of a list | On worker2 it raised
@@ -139,11 +149,13 @@ def freed_after(messages):
 # %% entry: wrong, rounds | The loss was [0.1328125]; in the list stands 0.1328
 # loss.to_here().item() => round(loss.to_here().item(), 4)
 
+
 # %% may_delete: wrong, forgets its own object while there are children | For released = False
 def may_delete(released, confirmed, children):
     if children > 1:
         return not released
     return released and confirmed and not children
+
 
 # %% may_delete: wrong, ignores `released` | notebook still uses it
 def may_delete(released, confirmed, children):
@@ -151,11 +163,13 @@ def may_delete(released, confirmed, children):
         return False
     return children == 0
 
+
 # %% may_delete: right, nothing where it may not
 def may_delete(released, confirmed, children):
     if released and confirmed and children == 0:
         return True
     return None
+
 
 # %% freed_after: wrong, remembers the latest only of those that are gone | For +a +b +c -b -c +b -a
 def freed_after(messages):

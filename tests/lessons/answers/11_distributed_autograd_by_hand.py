@@ -5,6 +5,7 @@ def carry_back(received, returned, gradients):
             tensor.backward(gradient)
     return [tensor.grad for tensor in received]
 
+
 # %% carry_back: wrong, two passes that keep the graph | ran 2 times
 def carry_back(received, returned, gradients):
     for tensor, gradient in zip(returned, gradients):
@@ -12,16 +13,19 @@ def carry_back(received, returned, gradients):
             tensor.backward(gradient, retain_graph=True)
     return [tensor.grad for tensor in received]
 
+
 # %% carry_back: wrong, forgets the gradients that came | yours gave tensor([5., 7.])
 def carry_back(received, returned, gradients):
     used = [tensor.sum() for tensor, gradient in zip(returned, gradients) if gradient is not None]
     torch.stack(used).sum().backward()
     return [tensor.grad for tensor in received]
 
+
 # %% carry_back: wrong, passes None on to torch | The function raised RuntimeError
 def carry_back(received, returned, gradients):
     torch.autograd.backward(returned, gradients)
     return [tensor.grad for tensor in received]
+
 
 # %% carry_back: wrong, zeros for what was not needed | its gradient is None
 def carry_back(received, returned, gradients):
@@ -29,30 +33,37 @@ def carry_back(received, returned, gradients):
     torch.autograd.backward(returned, gradients)
     return [tensor.grad for tensor in received]
 
+
 # %% carry_back: wrong, asks for each gradient, also where there is none | The function raised RuntimeError
 def carry_back(received, returned, gradients):
     used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
     return list(torch.autograd.grad([t for t, _ in used], received, [g for _, g in used]))
 
+
 # %% carry_back: wrong, only those that have a gradient | entries, not 2
 # in received => in received if tensor.grad is not None
+
 
 # %% carry_back: wrong, only the first returned tensor | yours gave tensor([1., 1.])
 def carry_back(received, returned, gradients):
     torch.autograd.backward([received[0] * 1.0], [gradients[0]])
     return [tensor.grad for tensor in received]
 
+
 # %% carry_back: wrong, sends the gradients on as they came | entries, not 2
 def carry_back(received, returned, gradients):
     return gradients
+
 
 # %% discover: wrong, only the first step | is missing
 def discover(found, behind):
     return set(found)
 
+
 # %% discover: wrong, all that was recorded | no gradient will ever come
 def discover(found, behind):
     return set(behind)
+
 
 # %% discover: wrong, walks every way anew | asked twice
 def discover(found, behind):
@@ -61,9 +72,11 @@ def discover(found, behind):
         known |= discover(behind[message], behind)
     return known
 
+
 # %% discover: wrong, two steps | is missing
 def discover(found, behind):
     return set(found) | {far for message in found for far in behind[message]}
+
 
 # %% discover: wrong, forgets the beginning | a is missing
 def discover(found, behind):
@@ -75,11 +88,13 @@ def discover(found, behind):
                 todo.append(message)
     return known
 
+
 # %% discover: wrong, empties the list that it was given | It should stay as it was
 # known, todo = set(), list(found) => known = set()
 # while todo => while found
 # todo.pop => found.pop
 # todo += behind => found += behind
+
 
 # %% discover: wrong, a list | should be a set
 def discover(found, behind):
@@ -87,6 +102,7 @@ def discover(found, behind):
     for message in known:
         known += [other for other in behind[message] if other not in known]
     return known
+
 
 # %% step: wrong, still copies | weight1 is still without
 # -         loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
@@ -98,6 +114,7 @@ def discover(found, behind):
 # +     with dist_autograd.context() as context_id:
 # -         hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
 
+
 # %% step: wrong, a context for each call | another autograd context
 def step(x, weight1, weight2):
     with dist_autograd.context():
@@ -107,6 +124,7 @@ def step(x, weight1, weight2):
         dist_autograd.backward(context_id, [loss])
         return gradients(context_id)
 
+
 # %% step: wrong, zeros where nothing was found | not that of the whole loss
 def step(x, weight1, weight2):
     hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1)).detach()
@@ -115,6 +133,7 @@ def step(x, weight1, weight2):
         dist_autograd.backward(context_id, [loss])
         far = rpc.rpc_sync("worker2", gradient_of, (context_id, weight2))
         return [torch.zeros(4, 5, dtype=torch.double), far]
+
 
 # %% step: wrong, reads the gradients after the context has ended | after the context had ended
 # -         return gradients(context_id)
@@ -132,11 +151,13 @@ def step(x, weight1, weight2):
 # -         dist_autograd.backward(context_id, [loss])
 # +         rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
 
+
 # %% step: wrong, local backward | weight1 is still without
 def step(x, weight1, weight2):
     hidden = first_half(x, weight1.to_here())
     second_half(hidden, weight2.to_here()).backward()
     return [weight1.to_here().grad, weight2.to_here().grad]
+
 
 # %% parts: wrong, counts what does not take part | the gradient of c is the sum of 1; yours gave 2
 def parts(found, behind):
@@ -155,23 +176,28 @@ def discover_all(found, behind):
             todo += behind[message]
     return known
 
+
 # %% parts: wrong, forgets the loss | the gradient of a is the sum of 1; yours gave 0
 def parts(found, behind):
     known = discover_all(found, behind)
     return {message: sum(message in behind[other] for other in known) for message in known}
 
+
 # %% parts: wrong, one part for each | the gradient of d is the sum of 2; yours gave 1
 def parts(found, behind):
     return dict.fromkeys(discover_all(found, behind), 1)
+
 
 # %% parts: wrong, counts what it sends on | the gradient of c is the sum of 1; yours gave 0
 def parts(found, behind):
     return {message: len(behind[message]) for message in discover_all(found, behind)}
 
+
 # %% parts: wrong, all messages are in the dict | unused does not take part
 def parts(found, behind):
     known = discover_all(found, behind)
     return {m: (m in found) + sum(m in behind[other] for other in known) for m in behind}
+
 
 # %% parts: wrong, counts ways from the loss | the gradient of e is the sum of 1; yours gave 2
 def parts(found, behind):
@@ -182,15 +208,18 @@ def parts(found, behind):
         todo += behind[message]
     return counts
 
+
 # %% parts: wrong, a set | should be a dict
 def parts(found, behind):
     return discover_all(found, behind)
+
 
 # %% carry_back: wrong, leaves the weights of the worker without gradients | `weight.grad` should be
 def carry_back(received, returned, gradients):
     used = [place for place, gradient in enumerate(gradients) if gradient is not None]
     outputs, theirs = [returned[place] for place in used], [gradients[place] for place in used]
     return list(torch.autograd.grad(outputs, received, theirs, allow_unused=True))
+
 
 # %% discover: right, recursive
 def discover(found, behind):
@@ -206,6 +235,7 @@ def discover(found, behind):
         visit(message)
     return known
 
+
 # %% step: right, worker1 calls worker2
 def step(x, weight1, weight2):
     with dist_autograd.context() as context_id:
@@ -214,11 +244,13 @@ def step(x, weight1, weight2):
         futures = [rpc.rpc_async(w.owner(), gradient_of, (context_id, w)) for w in (weight1, weight2)]
         return tuple(future.wait() for future in futures)
 
+
 # %% carry_back: right, pairs by place
 def carry_back(received, returned, gradients):
     used = [place for place, gradient in enumerate(gradients) if gradient is not None]
     torch.autograd.backward([returned[place] for place in used], [gradients[place] for place in used])
     return [each.grad for each in received]
+
 
 # %% carry_back: wrong, stops at the first tensor that was not needed | The gradient of the first tensor should be
 # -     used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
@@ -241,6 +273,7 @@ def carry_back(received, returned, gradients):
 # +         known.add(message)
 # +         todo += [other for other in behind[message] if other not in known]
 
+
 # %% discover: wrong, goes through the whole table until nothing is new | asked twice about the message a
 def discover(found, behind):
     known, before = set(found), -1
@@ -250,6 +283,7 @@ def discover(found, behind):
             if message in known:
                 known.update(others)
     return known
+
 
 # %% step: wrong, fetches the weights and computes here | none has travelled
 def step(x, weight1, weight2):

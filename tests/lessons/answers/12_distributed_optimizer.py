@@ -4,6 +4,7 @@ def descend(weight, context_id, lr):
     gradient = dist_autograd.get_gradients(context_id).get(values, 0)
     return values - lr * gradient
 
+
 # %% descend: wrong, takes .grad | TypeError
 def descend(weight, context_id, lr):
     values = weight.local_value()
@@ -11,12 +12,14 @@ def descend(weight, context_id, lr):
         values -= lr * values.grad
     return values
 
+
 # %% descend: wrong, records the step in the graph | leaf Variable
 def descend(weight, context_id, lr):
     values = weight.local_value()
     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
     values -= lr * gradient
     return values
+
 
 # %% descend: wrong, uphill | it goes to
 def descend(weight, context_id, lr):
@@ -26,6 +29,7 @@ def descend(weight, context_id, lr):
         values += lr * gradient
     return values
 
+
 # %% descend: wrong, every weight has a gradient | took no part has no entry
 def descend(weight, context_id, lr):
     values = weight.local_value()
@@ -33,12 +37,14 @@ def descend(weight, context_id, lr):
         values -= lr * dist_autograd.get_gradients(context_id)[values]
     return values
 
+
 # %% descend: wrong, forgets the learning rate | it goes to
 # lr * gradient => gradient
 # %% descend: wrong, no weight where there was no gradient | took no part too
 # -     return values
 # +         return values
 # +     return None
+
 
 # %% descend: wrong, steps with all gradients that the owner has | should stay as it is
 def descend(weight, context_id, lr):
@@ -48,6 +54,7 @@ def descend(weight, context_id, lr):
             values -= lr * gradient
     return values
 
+
 # %% global_norm: wrong, adds up norms | and yours gave
 def own_norm(context_id, weight):
     return dist_autograd.get_gradients(context_id)[weight.local_value()].norm().item()
@@ -56,27 +63,33 @@ def own_norm(context_id, weight):
 def global_norm(context_id, weights):
     return sum(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
 
+
 # %% global_norm: wrong, the largest of the norms | and yours gave
 def global_norm(context_id, weights):
     return max(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
+
 
 # %% global_norm: wrong, looks for the gradients here | the function raised
 def global_norm(context_id, weights):
     found = dist_autograd.get_gradients(context_id)
     return sum(found[weight.local_value()].square().sum().item() for weight in weights) ** 0.5
 
+
 # %% global_norm: wrong, the norm of the weights | and yours gave
 def global_norm(context_id, weights):
     return sum(weight.to_here().square().sum().item() for weight in weights) ** 0.5
+
 
 # %% global_norm: wrong, forgets the root | and yours gave
 # def square_sum => def own_squares
 # square_sum, => own_squares,
 # ) ** 0.5 => )
 
+
 # %% global_norm: wrong, one owner after the other | before the other one was asked
 def global_norm(context_id, weights):
     return sum(rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) for weight in weights) ** 0.5
+
 
 # %% global_norm: wrong, waits inside the loop | before the other one was asked
 def global_norm(context_id, weights):
@@ -85,12 +98,14 @@ def global_norm(context_id, weights):
         total += rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)).wait()
     return total**0.5
 
+
 # %% global_norm: wrong, the gradients travel | a gradient of 1000 numbers
 # def square_sum => def own_gradient
 # -     return 0.0 if gradient is None else gradient.square().sum().item()
 # +     return torch.zeros(1) if gradient is None else gradient
 # square_sum, => own_gradient,
 # sum(future.wait() for future in futures) ** 0.5 => torch.cat([future.wait() for future in futures]).norm().item()
+
 
 # %% global_norm: wrong, every weight has a gradient | raised KeyError
 def must_have(context_id, weight):
@@ -101,23 +116,28 @@ def global_norm(context_id, weights):
     futures = [rpc.rpc_async(weight.owner(), must_have, (context_id, weight)) for weight in weights]
     return sum(future.wait() for future in futures) ** 0.5
 
+
 # %% global_norm: wrong, a tensor | should be a float
 def global_norm(context_id, weights):
     futures = [rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)) for weight in weights]
     return torch.tensor([future.wait() for future in futures]).sum().sqrt()
 
+
 # %% restore: wrong, only the optimizer | weights on the workers are not those
 def restore(directory, optimizer, weights):
     optimizer.load(directory)
 
+
 # %% restore: wrong, only the weights | lost its momentum
 # -     optimizer.load(directory)
+
 
 # %% restore: wrong, makes other weights | weights on the workers are not those
 def restore(directory, optimizer, weights):
     values = torch.load(Path(directory) / "weights.pt")
     weights[:] = [rpc.remote(weight.owner(), nn.Parameter, (v,)) for weight, v in zip(weights, values)]
     optimizer.load(directory)
+
 
 # %% restore: wrong, changes copies | weights on the workers are not those
 def restore(directory, optimizer, weights):
@@ -126,11 +146,13 @@ def restore(directory, optimizer, weights):
             weight.to_here().copy_(values)
     optimizer.load(directory)
 
+
 # %% restore: wrong, gives each worker the weight of another | weights on the workers are not those
 def restore(directory, optimizer, weights):
     for weight, values in zip(weights[::-1], torch.load(Path(directory) / "weights.pt")):
         rpc.rpc_sync(weight.owner(), put, (weight, values))
     optimizer.load(directory)
+
 
 # %% restore: wrong, makes another optimizer | lost its momentum
 def restore(directory, optimizer, weights):
@@ -139,11 +161,13 @@ def restore(directory, optimizer, weights):
     optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
     optimizer.load(directory)
 
+
 # %% restore: wrong, the last weight only | weights on the workers are not those
 def restore(directory, optimizer, weights):
     saved = torch.load(Path(directory) / "weights.pt")
     rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
     optimizer.load(directory)
+
 
 # %% momentum_step: wrong, the learning rate is in the velocity | Step 2
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -154,6 +178,7 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= velocities[place]
 
+
 # %% momentum_step: wrong, an average of gradients | Step 1
 def momentum_step(weights, gradients, velocities, lr, momentum):
     for place, gradient in enumerate(gradients):
@@ -163,12 +188,14 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= lr * velocities[place]
 
+
 # %% momentum_step: wrong, no momentum | Step 2
 def momentum_step(weights, gradients, velocities, lr, momentum):
     with torch.no_grad():
         for weight, gradient in zip(weights, gradients):
             if gradient is not None:
                 weight -= lr * gradient
+
 
 # %% momentum_step: wrong, keeps the velocities to itself | Step 2
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -180,10 +207,12 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= lr * velocities[place]
 
+
 # %% momentum_step: wrong, moves on without a gradient | Step 2
 # -         if gradient is None:
 # -             continue
 # +         gradient = torch.zeros_like(weights[place]) if gradient is None else gradient
+
 
 # %% momentum_step: wrong, the velocity is the gradient itself, which then changes | the gradients are
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -194,6 +223,7 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             with torch.no_grad():
                 weights[place] -= lr * velocities[place]
 
+
 # %% momentum_step: wrong, makes new weights | another object
 def momentum_step(weights, gradients, velocities, lr, momentum):
     for place, gradient in enumerate(gradients):
@@ -202,6 +232,7 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             velocities[place] = gradient.clone() if old is None else momentum * old + gradient
             weights[place] = nn.Parameter(weights[place] - lr * velocities[place])
 
+
 # %% momentum_step: wrong, records the step in the graph | leaf Variable
 def momentum_step(weights, gradients, velocities, lr, momentum):
     for place, gradient in enumerate(gradients):
@@ -209,6 +240,7 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             old = velocities[place]
             velocities[place] = gradient.clone() if old is None else momentum * old + gradient
             weights[place] -= lr * velocities[place]
+
 
 # %% momentum_step: wrong, steps before the velocity changes | Step 2
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -219,6 +251,7 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
                 weights[place] -= lr * velocity
             velocities[place] = momentum * velocity + gradient
 
+
 # %% descend: right, by `add_`
 def descend(weight, context_id, lr):
     values = weight.to_here()
@@ -226,6 +259,7 @@ def descend(weight, context_id, lr):
     if values in gradients:
         values.data.add_(gradients[values], alpha=-lr)
     return values
+
 
 # %% global_norm: right, one call for each owner
 def square_sums(context_id, weights):
@@ -240,6 +274,7 @@ def global_norm(context_id, weights):
     futures = [rpc.rpc_async(owner, square_sums, (context_id, own)) for owner, own in owners.items()]
     return sum(future.wait() for future in futures) ** 0.5
 
+
 # %% restore: right, all owners at once, the optimizer first
 def set_data(weight, values):
     weight.local_value().data[:] = values
@@ -251,6 +286,7 @@ def restore(directory, optimizer, weights):
     for future in [rpc.rpc_async(w.owner(), set_data, (w, values)) for w, values in zip(weights, saved)]:
         future.wait()
 
+
 # %% momentum_step: right, in place
 def momentum_step(weights, gradients, velocities, lr, momentum):
     with torch.no_grad():
@@ -260,6 +296,7 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
                     velocities[place] = torch.zeros_like(weight)
                 velocities[place].mul_(momentum).add_(gradient)
                 weight.add_(velocities[place], alpha=-lr)
+
 
 # %% momentum_step: wrong, the first velocity is the gradient's own tensor | It begins as a copy
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -272,10 +309,12 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
             velocities[place].mul_(momentum).add_(gradient)
         weights[place].data -= lr * velocities[place]
 
+
 # %% descend: wrong, changes the gradient in the context | Leave it as it is
 # values -= lr * gradient => values -= gradient.mul_(lr)
 # %% descend: wrong, returns the RRef | Return the parameter itself
 # return values => return weight
+
 
 # %% global_norm: wrong, all gradients of the context, whatever the weights are | that is not asked for
 def all_squares(context_id):
@@ -287,6 +326,7 @@ def global_norm(context_id, weights):
     futures = [rpc.rpc_async(owner, all_squares, (context_id,)) for owner in owners]
     return sum(future.wait() for future in futures) ** 0.5
 
+
 # %% restore: wrong, weights where they were when they were saved | With weights that now live on worker2 and worker1
 # put(weight, values) => put_back(weight, values)
 # -     for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
@@ -294,6 +334,7 @@ def global_norm(context_id, weights):
 # +     saved = torch.load(Path(directory) / "weights.pt")
 # +     rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
 # +     rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
+
 
 # %% descend: wrong, returns zeros where there is no gradient | Return its parameter, (5, 6, 7)
 def descend(weight, context_id, lr):
@@ -305,10 +346,12 @@ def descend(weight, context_id, lr):
         values -= lr * gradient
     return values
 
+
 # %% global_norm: wrong, squares the gradients in place | a gradient in the context is another one
 # def square_sum => def squared_in_place
 # square() => square_()
 # square_sum, => squared_in_place,
+
 
 # %% global_norm: wrong, every owner has a gradient | and one on worker2 without a gradient, the function raised
 def one_vector(context_id, weights):
@@ -324,12 +367,14 @@ def global_norm(context_id, weights):
     futures = [rpc.rpc_async(owner, one_vector, (context_id, own)) for owner, own in owners.items()]
     return sum(future.wait() for future in futures) ** 0.5
 
+
 # %% restore: wrong, two weights always | are not those that were saved: 3 of them
 def restore(directory, optimizer, weights):
     saved = torch.load(Path(directory) / "weights.pt")
     for place in (0, 1):
         rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
     optimizer.load(directory)
+
 
 # %% momentum_step: wrong, all velocities begin at the first step | The function raised
 def momentum_step(weights, gradients, velocities, lr, momentum):
@@ -343,6 +388,7 @@ def momentum_step(weights, gradients, velocities, lr, momentum):
         for weight, gradient, velocity in zip(weights, gradients, velocities):
             if gradient is not None:
                 weight -= lr * velocity
+
 
 # %% momentum_step: wrong, keeps the velocities in a list of its own | The owner keeps this list
 own_velocities = {}

@@ -9,6 +9,7 @@ def staleness(log):
             found.append(steps - pulled[who])
     return found
 
+
 # %% staleness: wrong, takes a push for a pull too | and yours gave
 def staleness(log):
     steps, pulled, found = 0, {}, []
@@ -19,6 +20,7 @@ def staleness(log):
         pulled[who] = steps
     return found
 
+
 # %% staleness: wrong, counts entries of the log | and yours gave
 # steps, pulled, found = 0, => pulled, found =
 # what, who in log => place, (what, who) in enumerate(log)
@@ -27,15 +29,18 @@ def staleness(log):
 # -             steps += 1
 # +             found.append(place - pulled[who] - 1)
 
+
 # %% staleness: wrong, one for each entry | pushes, not
 def staleness(log):
     return [0 for _ in log]
+
 
 # %% staleness: wrong, one pull for all trainers | and yours gave
 # , {}, [] => , 0, []
 # , who in => , _ in
 # pulled[who] = => pulled =
 # steps - pulled[who] => steps - pulled
+
 
 # %% staleness: wrong, counts the steps of other trainers only | and yours gave
 def staleness(log):
@@ -49,9 +54,11 @@ def staleness(log):
                 since[other] += other != who
     return found
 
+
 # %% staleness: wrong, a range | should be a list
 def staleness(log):
     return range(sum(what == "push" for what, _ in log))
+
 
 # %% staleness: wrong, uses up the log | changes the log
 # -     for what, who in log:
@@ -63,6 +70,7 @@ def staleness(log):
 # -         dist_autograd.backward(context_id, [loss])
 # +         dist_autograd.backward(context_id, losses)
 # return loss.item() => return torch.stack(losses).mean().item()
+
 
 # %% big_step: wrong, a backward for each batch | there were 3 pushes
 def big_step(weights, optimizer, batches):
@@ -76,6 +84,7 @@ def big_step(weights, optimizer, batches):
         optimizer.step(context_id)
     return total
 
+
 # %% big_step: wrong, a step for each batch | taken at one point
 def big_step(weights, optimizer, batches):
     losses = []
@@ -87,6 +96,7 @@ def big_step(weights, optimizer, batches):
             optimizer.step(context_id)
         losses.append(loss.item())
     return sum(losses) / len(losses)
+
 
 # %% big_step: wrong, pulls for each batch | pulled 3 times
 # -         _, pulled = weights.rpc_sync().pull()
@@ -114,6 +124,7 @@ def big_step(weights, optimizer, batches):
 # %% big_step: wrong, returns a tensor | should be a number
 # loss.item => loss.detach
 
+
 # %% bounded: wrong, answers every call at once | has its answer already
 class Bounded:
     def __init__(self, trainers, bound):
@@ -125,6 +136,7 @@ class Bounded:
         answer = rpc.Future()
         answer.set_result(self.clocks[name])
         return answer
+
 
 # %% bounded: wrong, forgets those that wait | still has no answer
 class Bounded:
@@ -138,6 +150,7 @@ class Bounded:
         if self.clocks[name] - min(self.clocks.values()) <= self.bound:
             answer.set_result(self.clocks[name])
         return answer
+
 
 # %% bounded: wrong, one step too strict | still has no answer
 class Bounded:
@@ -153,6 +166,7 @@ class Bounded:
                 self.waiting.pop(each).set_result(self.clocks[each])
         return answer
 
+
 # %% bounded: wrong, one step too generous | has its answer already
 class Bounded:
     def __init__(self, trainers, bound):
@@ -166,6 +180,7 @@ class Bounded:
             if self.clocks[each] - min(self.clocks.values()) <= self.bound + 1:
                 self.waiting.pop(each).set_result(self.clocks[each])
         return answer
+
 
 # %% bounded: wrong, frees one trainer with each call | still has no answer
 class Bounded:
@@ -182,6 +197,7 @@ class Bounded:
                 break
         return answer
 
+
 # %% bounded: wrong, a thread waits | its thread waits
 class Bounded:
     def __init__(self, trainers, bound):
@@ -197,6 +213,7 @@ class Bounded:
         answer.set_result(self.clocks[name])
         return answer
 
+
 # %% bounded: wrong, not marked | should be marked
 class Bounded:
     def __init__(self, trainers, bound):
@@ -205,6 +222,7 @@ class Bounded:
     def finished(self, name):
         self.clocks[name] += 1
         return self.clocks[name]
+
 
 # %% bounded: wrong, answers with the clock of the slowest | the answer to
 class Bounded:
@@ -221,6 +239,7 @@ class Bounded:
                 self.waiting.pop(each).set_result(least)
         return answer
 
+
 # %% big_step: wrong, tells of a step twice | was told of 2 steps
 # -     return loss.item()
 # +     weights.rpc_sync().pushed(0)
@@ -231,6 +250,7 @@ class Bounded:
 # -     return loss.item()
 # +         weights.rpc_sync().pushed(steps_at_pull)
 # +     return loss.item()
+
 
 # %% bounded: wrong, no lock | Two calls came at the same time
 class Bounded:
@@ -245,6 +265,7 @@ class Bounded:
             if self.clocks[each] - min(self.clocks.values()) <= self.bound:
                 self.waiting.pop(each).set_result(self.clocks[each])
         return answer
+
 
 # %% bounded: wrong, the lock for the count alone | Two calls came at the same time
 class Bounded:
@@ -262,6 +283,7 @@ class Bounded:
             self.waiting.pop(each).set_result(self.clocks[each])
         return answer
 
+
 # %% staleness: wrong, keeps the first pull until the push | For “pull a, pull b, push b, pull a, push a” it is
 def staleness(log):
     steps, pulled, pushed, found = 0, {}, set(), []
@@ -276,8 +298,10 @@ def staleness(log):
             steps += 1
     return found
 
+
 # %% big_step: wrong, three batches at most | along the gradient of the mean loss
 # in batches => in batches[:3]
+
 
 # %% bounded: wrong, all servers share the counters | the servers share what they know
 class Bounded:

@@ -4,6 +4,7 @@ def move_decoder(modules):
     modules[2].to("worker2")
     return DistributedOptimizer(torch.optim.Adam, trained, lr=0.02)
 
+
 # %% move_decoder: wrong, trains the decoder alone | the embedding is what it was
 # parameters(modules) => modules[2].remote_parameters()
 # %% move_decoder: wrong, does not move it | they are on
@@ -21,9 +22,11 @@ def move_decoder(modules):
 # -     return DistributedOptimizer(torch.optim.Adam, parameters(modules), lr=0.02)
 # +     return torch.optim.Adam([each.to_here() for each in parameters(modules)], lr=0.02)
 
+
 # %% short_way: wrong, through the notebook | 3 messages with activations
 def short_way(modules, numbers):
     return forward(modules, numbers)
+
 
 # %% short_way: wrong, only the first half of the way | 2 messages with activations
 def half_way(modules, numbers):
@@ -32,6 +35,7 @@ def half_way(modules, numbers):
 
 def short_way(modules, numbers):
     return modules[2](rpc.rpc_sync("worker1", half_way, (modules, numbers)))
+
 
 # %% short_way: wrong, cuts the graph | No graph leads back
 # -     embedding, reader, decoder = modules
@@ -44,22 +48,27 @@ def short_way(modules, numbers):
 # -     return decoder.get_module_rref().local_value()(reader(vectors))
 # +     return modules[1](modules[0](numbers))
 
+
 # %% short_way: wrong, returns the future | should be the scores
 def short_way(modules, numbers):
     return rpc.rpc_async("worker1", forward, (modules, numbers))
 
+
 # %% short_way: wrong, an RRef of the scores | should be the scores
 def short_way(modules, numbers):
     return rpc.remote("worker1", forward, (modules, numbers))
+
 
 # %% short_way: wrong, another order of the modules | not the scores
 # -     vectors = embedding.get_module_rref().local_value()(numbers)
 # -     return decoder.get_module_rref().local_value()(reader(vectors))
 # +     return reader(decoder(embedding(numbers)))
 
+
 # %% at_once: wrong, one after the other | it took 16 units of time
 def at_once(modules, numbers, parts):
     return torch.cat([forward(modules, part) for part in numbers.chunk(parts)])
+
 
 # %% at_once: wrong, waits at once | it took 16 units of time
 def at_once(modules, numbers, parts):
@@ -70,6 +79,7 @@ def at_once(modules, numbers, parts):
         found.append(part)
     return torch.cat(found)
 
+
 # %% at_once: wrong, module by module | it took 16 units of time
 def at_once(modules, numbers, parts):
     parts = numbers.chunk(parts)
@@ -78,11 +88,13 @@ def at_once(modules, numbers, parts):
         parts = [future.wait() for future in futures]
     return torch.cat(parts)
 
+
 # %% at_once: wrong, only the embedding ahead | it took 14 units of time
 def at_once(modules, numbers, parts):
     embedding, reader, decoder = modules
     begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
     return torch.cat([decoder(reader(part.wait())) for part in begun])
+
 
 # %% at_once: wrong, in one piece | called [1, 1, 1] times
 def at_once(modules, numbers, parts):
@@ -90,10 +102,12 @@ def at_once(modules, numbers, parts):
         numbers = module.forward_async(numbers).wait()
     return numbers
 
+
 # %% at_once: wrong, two halves always | called [2, 2, 2] times
 # chunk(parts) => chunk(2)
 # %% at_once: wrong, mixes up the order | in the same order
 # (part) for part in numbers.chunk => (numbers[part::parts]) for part in range
+
 
 # %% at_once: wrong, hands on futures | A future was handed to a module
 def at_once(modules, numbers, parts):
@@ -101,11 +115,13 @@ def at_once(modules, numbers, parts):
     begun = [decoder.forward_async(reader.forward_async(embedding.forward_async(p))) for p in numbers.chunk(parts)]
     return torch.cat([part.wait() for part in begun])
 
+
 # %% at_once: wrong, a list of the parts | should be the scores
 # torch.cat([part.wait() for part in begun]) => [part.wait() for part in begun]
 # %% at_once: wrong, cuts the graph | no graph behind them
 # reader.forward_async(part.wait()) => reader.forward_async(part.wait().detach())
 # ([part.wait() for part in begun]) => ([part.wait() for part in begun]).detach()
+
 
 # %% along_time: wrong, layer after layer in each piece | it took 8 units of time
 def along_time(lower, upper, vectors, pieces):
@@ -116,6 +132,7 @@ def along_time(lower, upper, vectors, pieces):
         hidden, high = upper.forward_async(hidden, high).wait()
         found.append(hidden)
     return torch.cat(found, 1)
+
 
 # %% along_time: wrong, one layer, then the other | it took 8 units of time
 def along_time(lower, upper, vectors, pieces):
@@ -129,11 +146,13 @@ def along_time(lower, upper, vectors, pieces):
         found.append(one)
     return torch.cat(found, 1)
 
+
 # %% along_time: wrong, forgets the states | a later one is not
 def along_time(lower, upper, vectors, pieces):
     begun = [lower.forward_async(piece) for piece in vectors.chunk(pieces, 1)]
     begun = [upper.forward_async(piece.wait()[0]) for piece in begun]
     return torch.cat([piece.wait()[0] for piece in begun], 1)
+
 
 # %% along_time: wrong, forgets the upper layer's state | a later one is not
 def along_time(lower, upper, vectors, pieces):
@@ -146,6 +165,7 @@ def along_time(lower, upper, vectors, pieces):
         above = upper.forward_async(hidden)
     return torch.cat([*found, above.wait()[0]], 1)
 
+
 # %% along_time: wrong, the lower layer's state for both | raised RuntimeError
 def along_time(lower, upper, vectors, pieces):
     state, found = None, []
@@ -155,19 +175,23 @@ def along_time(lower, upper, vectors, pieces):
         found.append(hidden)
     return torch.cat(found, 1)
 
+
 # %% along_time: wrong, cuts along the batch | called
 def along_time(lower, upper, vectors, pieces):
     begun = [lower.forward_async(part) for part in vectors.chunk(pieces)]
     begun = [upper.forward_async(part.wait()[0]) for part in begun]
     return torch.cat([part.wait()[0] for part in begun])
 
+
 # %% along_time: wrong, the last piece is missing | the shape should be
 # -     found.append(above.wait()[0])
+
 
 # %% along_time: wrong, in one piece | called [1, 1] times
 def along_time(lower, upper, vectors, pieces):
     hidden, _ = lower.forward_async(vectors).wait()
     return upper.forward_async(hidden).wait()[0]
+
 
 # %% along_time: wrong, the lower layer's hidden vectors | the shape should be
 def along_time(lower, upper, vectors, pieces):
@@ -176,6 +200,7 @@ def along_time(lower, upper, vectors, pieces):
         hidden, state = lower.forward_async(piece, state).wait()
         found.append(hidden)
     return torch.cat(found, 1)
+
 
 # %% move_decoder: wrong, the first parameter of each module | a parameter of the embedding is what it was
 # parameters(modules) => [module.remote_parameters()[0] for module in modules]
@@ -193,6 +218,7 @@ def along_time(lower, upper, vectors, pieces):
 # +     pieces = numbers.chunk(parts)
 # +     begun = [embedding.forward_async(pieces[place]) for place in range(parts)]
 
+
 # %% at_once: wrong, two parts under way at a time | it took 12 units of time
 def at_once(modules, numbers, parts):
     embedding, reader, decoder = modules
@@ -203,6 +229,7 @@ def at_once(modules, numbers, parts):
         begun = [decoder.forward_async(part.wait()) for part in begun]
         found += [part.wait() for part in begun]
     return torch.cat(found)
+
 
 # %% at_once: right, the decoder begins in the reader's loop
 # -     begun = [reader.forward_async(part.wait()) for part in begun]
@@ -216,6 +243,7 @@ def at_once(modules, numbers, parts):
 # -         above = upper.forward_async(hidden, high)
 # +         low = tuple(each.detach() for each in low)
 # +         above = upper.forward_async(hidden, high)
+
 
 # %% along_time: wrong, as many pieces as were asked for | IndexError
 def along_time(lower, upper, vectors, pieces):

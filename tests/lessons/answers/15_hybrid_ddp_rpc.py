@@ -23,16 +23,20 @@ def lookup(tables, ids):
     asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
     return torch.cat([rows.wait() for rows in asked])
 
+
 # %% lookup: wrong, number and place mixed up | are not those that were asked for
 # [where] // => [where] %
+
 
 # %% lookup: wrong, a call for each row | a table is asked 3 times
 def lookup(tables, ids):
     n = len(tables)
     return torch.stack([tables[i % n].rpc_sync().forward(torch.tensor([i // n]))[0] for i in ids.tolist()])
 
+
 # %% lookup: wrong, row numbers of the whole | raised IndexError
 # [where] // n => [where]
+
 
 # %% lookup: wrong, cuts the graph | gradients would not go back
 def lookup(tables, ids):
@@ -43,6 +47,7 @@ def lookup(tables, ids):
         rows[ids % n == k] = future.wait().detach()
     return rows
 
+
 # %% lookup: wrong, one table after the other | they work one after the other
 def lookup(tables, ids):
     n = len(tables)
@@ -51,12 +56,14 @@ def lookup(tables, ids):
         rows[ids % n == k] = table.rpc_sync().forward(ids[ids % n == k] // n)
     return rows
 
+
 # %% lookup: wrong, waits for each call at once | they work one after the other
 # asked = [table.rpc_async().forward(ids[where] // n) => rows = [table.rpc_async().forward(ids[where] // n).wait()
 # [rows.wait() for rows in asked] => rows
 # %% lookup: wrong, a lazy generator of calls | they work one after the other
 # -     asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
 # +     asked = (table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True))
+
 
 # %% lookup: wrong, asks every table for every row | rows are sent, where
 def lookup(tables, ids):
@@ -65,6 +72,7 @@ def lookup(tables, ids):
     asked = [table.rpc_async().forward((ids // n).clamp(max=most)) for table, most in zip(tables, last, strict=True)]
     rows = [future.wait() for future in asked]
     return torch.stack([rows[i % n][place] for place, i in enumerate(ids.tolist())])
+
 
 # %% lookup: wrong, sorts the ids in place | the ids have changed
 def lookup(tables, ids):
@@ -75,6 +83,7 @@ def lookup(tables, ids):
     asked = [table.rpc_async().forward(before[where] // n) for table, where in zip(tables, places, strict=True)]
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 
+
 # %% lookup_once: wrong, each row as often as it is read | rows are sent, where
 def lookup_once(tables, ids):
     n = len(tables)
@@ -82,10 +91,12 @@ def lookup_once(tables, ids):
     asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 
+
 # %% lookup_once: wrong, the different rows only | the shape should be
 # different, where = ids.unique(return_inverse=True) => different = ids.unique()
 # (different[place] // n) for table, place => (different[where] // n) for table, where
 # ][where] => ]
+
 
 # %% lookup_once: wrong, forgets that rows come table by table | some rows are not those
 def lookup_once(tables, ids):
@@ -93,6 +104,7 @@ def lookup_once(tables, ids):
     different, where = ids.unique(return_inverse=True)
     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
     return torch.cat([rows.wait() for rows in asked])[where]
+
 
 # %% lookup_once: wrong, one table after the other | they work one after the other
 def lookup_once(tables, ids):
@@ -102,6 +114,7 @@ def lookup_once(tables, ids):
     for k, table in enumerate(tables):
         rows[different % n == k] = table.rpc_sync().forward(different[different % n == k] // n)
     return rows[where]
+
 
 # %% lookup_once: wrong, cuts the graph | gradients would not go back
 # wait() for => wait().detach() for
@@ -113,6 +126,7 @@ def lookup_once(tables, ids):
 # +     found[first] = rows
 # +     return found
 
+
 # %% lookup_once: wrong, a call for each different row | a table is asked
 def lookup_once(tables, ids):
     n = len(tables)
@@ -120,8 +134,10 @@ def lookup_once(tables, ids):
     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
     return torch.cat([rows.wait() for rows in asked])[where]
 
+
 # %% factors: wrong, rounds to three digits | not that of the mean over all samples
 # len(samples) * each / sum(samples) => round(len(samples) * each / sum(samples), 3)
+
 
 # %% lookup: wrong, collects into float32 | With 2 tables of float64 with 2 numbers in a row and ids [1, 4, 1, 6] it
 def lookup(tables, ids):
@@ -133,8 +149,10 @@ def lookup(tables, ids):
         rows[ids % n == k] = part
     return rows
 
+
 # %% lookup: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
 # wait() for => wait().float() for
+
 
 # %% lookup: wrong, looks up each different row once, and forgets where | the shape should be
 def lookup(tables, ids):
@@ -143,6 +161,7 @@ def lookup(tables, ids):
     places = [(different % n == k).nonzero().flatten() for k in range(n)]
     asked = [table.rpc_async().forward(different[where] // n) for table, where in zip(tables, places, strict=True)]
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+
 
 # %% lookup_once: wrong, always three numbers in a row | With 2 tables of float64 with 2 numbers in a row
 def lookup_once(tables, ids):
@@ -153,6 +172,7 @@ def lookup_once(tables, ids):
     for k, future in enumerate(asked):
         rows[different % n == k] = future.wait()
     return rows[where]
+
 
 # %% lookup_once: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
 # wait() for => wait().float() for

@@ -9,9 +9,11 @@ def returns(rewards, gamma):
         found.append(before)
     return found
 
+
 # %% returns: wrong, does not discount | yours gave [1.0, 1.0, 1.0]
 def returns(rewards, gamma):
     return [sum(rewards[step:]) for step in range(len(rewards))]
+
 
 # %% returns: wrong, works in place | changes the list
 def returns(rewards, gamma):
@@ -19,18 +21,22 @@ def returns(rewards, gamma):
         rewards[step] += gamma * rewards[step + 1]
     return rewards
 
+
 # %% returns: wrong, an iterator | should be a list
 # return found[::-1] => return reversed(found)
 # %% returns: wrong, discounts the own reward too | yours gave [0.125, 0.25, 0.5]
 # reward + gamma * later => gamma * (reward + later)
 
+
 # %% returns: wrong, only the last reward counts | For rewards [1.0, 2.0, 3.0]
 def returns(rewards, gamma):
     return [gamma ** (len(rewards) - 1 - step) * rewards[-1] for step in range(len(rewards))]
 
+
 # %% returns: wrong, looks one step ahead only | yours gave [0.0, 0.5, 1.0]
 def returns(rewards, gamma):
     return [reward + gamma * later for reward, later in zip(rewards, [*rewards[1:], 0.0])]
+
 
 # %% batched: wrong, answers each observer at once | before all observers have asked
 class BatchedAgent(Agent):
@@ -39,6 +45,7 @@ class BatchedAgent(Agent):
         future = rpc.Future()
         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
         return future
+
 
 # %% batched: wrong, never answers the one that came last | still has no answer
 class BatchedAgent(Agent):
@@ -59,9 +66,11 @@ class BatchedAgent(Agent):
                 self.waiting = {}
             return rpc.Future()
 
+
 # %% batched: wrong, gives everybody the first move | meant for another one
 # (_, waiting), move in zip(ready.values(), moves) => _, waiting in ready.values()
 # set_result(move) => set_result(moves[0])
+
 
 # %% batched: wrong, does not empty the list of those who wait | before all observers have asked
 class BatchedAgent(Agent):
@@ -84,12 +93,14 @@ class BatchedAgent(Agent):
                     waiting.set_result(move)
         return future
 
+
 # %% batched: wrong, one pass for each observer | batches of [1, 1, 1]
 # -         moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
 # -         for (_, waiting), move in zip(ready.values(), moves):
 # -             waiting.set_result(move)
 # +         for name, (state, waiting) in ready.items():
 # +             waiting.set_result(self.choose([name], state.unsqueeze(0))[0])
+
 
 # %% batched: wrong, looks at those that wait without the lock | without the lock
 class BatchedAgent(Agent):
@@ -109,6 +120,7 @@ class BatchedAgent(Agent):
             for (_, waiting), move in zip(ready.values(), moves):
                 waiting.set_result(move)
         return future
+
 
 # %% batched: wrong, a thread waits | its thread waits
 class BatchedAgent(Agent):
@@ -130,13 +142,16 @@ class BatchedAgent(Agent):
         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
         return future
 
+
 # %% batched: wrong, moves in the order of the names | meant for another one
 # (_, waiting), move in zip(ready.values(), moves) => name, move in zip(sorted(ready), moves)
 # waiting. => ready[name][1].
 
+
 # %% lagged_loss: wrong, no weights | With weights of at most
 def lagged_loss(now, then, worth, most):
     return -(now * (worth - worth.mean())).mean()
+
 
 # %% lagged_loss: wrong, the ratio upside down | With weights of at most 10
 # now.detach() - then => then - now.detach()
@@ -160,11 +175,13 @@ def lagged_loss(now, then, worth, most):
 # now.detach() => now
 # ).mean() => ).mean().detach()
 
+
 # %% lagged_loss: right, with torch.minimum
 def lagged_loss(now, then, worth, most):
     with torch.no_grad():
         weight = torch.minimum(now.exp() / then.exp(), torch.tensor(float(most)))
     return (weight * now * (worth.mean() - worth)).sum() / len(now)
+
 
 # %% returns: wrong, whole numbers for whole rewards | For rewards [0, 0, 1] and gamma=0.5
 def returns(rewards, gamma):
@@ -174,6 +191,7 @@ def returns(rewards, gamma):
         found[step] = later
     return found.tolist()
 
+
 # %% returns: wrong, a list of tensors | not of tensors
 # (rewards) => (torch.tensor(rewards, dtype=torch.double))
 # %% returns: wrong, begins anew at each reward | For rewards [1.0, 2.0, 3.0]
@@ -181,6 +199,7 @@ def returns(rewards, gamma):
 
 # %% batched: wrong, names in order, states as they came | names and states are in different orders
 # list(ready) => sorted(ready)
+
 
 # %% batched: wrong, forgets those who wait after they have their answers | Two calls came at the same time
 class BatchedAgent(Agent):
@@ -203,6 +222,7 @@ class BatchedAgent(Agent):
             with self.lock:
                 self.waiting.clear()
         return future
+
 
 # %% batched: right, answers with the lock
 class BatchedAgent(Agent):

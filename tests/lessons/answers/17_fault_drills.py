@@ -18,6 +18,7 @@
 def insist(call):
     return call()
 
+
 # %% insist: wrong, tries twice | was lost three times
 def insist(call):
     try:
@@ -27,6 +28,7 @@ def insist(call):
             raise
         return call()
 
+
 # %% insist: wrong, makes again what may have run | may run twice
 def insist(call):
     while True:
@@ -34,6 +36,7 @@ def insist(call):
             return call()
         except rpcbench.ConnectionLostError:
             pass
+
 
 # %% insist: wrong, keeps quiet about what may have run | the caller is not told
 # raise => return None
@@ -54,6 +57,7 @@ def insist(call):
 # +             call()
 # +             return call()
 
+
 # %% insist: wrong, takes a false result for a loss | A call that went well returned 0
 def insist(call):
     for _ in range(20):
@@ -65,9 +69,11 @@ def insist(call):
                 raise
     return None
 
+
 # %% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
 def lamport(events):
     return [number for number, _ in enumerate(events, 1)]
+
 
 # %% lamport: wrong, counts each member's events only | yours gave [1, 2, 3, 1]
 def lamport(events):
@@ -76,6 +82,7 @@ def lamport(events):
         counters[member] = counters.get(member, 0) + 1
         found.append(counters[member])
     return found
+
 
 # %% lamport: wrong, carries the sender's counter of now | yours gave [1, 2, 3, 4]
 # carried, => sender,
@@ -94,15 +101,18 @@ def lamport(events):
 # "receive" else 0 => "receive" else -1
 # member, 0 => member, -1
 
+
 # %% lamport: wrong, a generator | should be a list
 def lamport(events):
     return (number for number, _ in enumerate(events, 1))
+
 
 # %% lamport: wrong, the counters at the end | events need as many numbers
 # carried, found = {}, {}, [] => carried = {}, {}
 # -         found.append(counters[member])
 # -     return found
 # +     return list(counters.values())
+
 
 # %% once: wrong, runs each time | ran the function again
 class Once:
@@ -111,6 +121,7 @@ class Once:
 
     def call(self, ticket, *args):
         return self.function(*args)
+
 
 # %% once: wrong, the arguments for a ticket | Another ticket
 class Once:
@@ -122,6 +133,7 @@ class Once:
             self.answers[args] = self.function(*args)
         return self.answers[args]
 
+
 # %% once: wrong, None for no answer | That is an answer, too
 class Once:
     def __init__(self, function):
@@ -131,6 +143,7 @@ class Once:
         if self.answers.get(ticket) is None:
             self.answers[ticket] = self.function(*args)
         return self.answers[ticket]
+
 
 # %% once: wrong, forgets errors | An error is an answer, too
 class Once:
@@ -142,12 +155,14 @@ class Once:
             self.answers[ticket] = self.function(*args)
         return self.answers[ticket]
 
+
 # %% once: wrong, no answer after an error | waits for ever
 # -             try:
 # -                 answer.set_result(self.function(*args))
 # -             except Exception as error:
 # -                 answer.set_exception(error)
 # +             answer.set_result(self.function(*args))
+
 
 # %% once: wrong, tickets of all functions together | share their tickets
 class Once:
@@ -167,6 +182,7 @@ class Once:
             return answer
         raise answer
 
+
 # %% once: wrong, two at the same time | the function ran twice
 class Once:
     def __init__(self, function):
@@ -183,6 +199,7 @@ class Once:
             return answer
         raise answer
 
+
 # %% once: wrong, one at a time | a call with another ticket waits
 class Once:
     def __init__(self, function):
@@ -197,6 +214,7 @@ class Once:
                 except Exception as error:
                     self.answers[ticket].set_exception(error)
         return self.answers[ticket].wait()
+
 
 # %% once: wrong, does not wait for the first | It should wait
 class Once:
@@ -219,11 +237,13 @@ class Once:
             return answer
         raise answer
 
+
 # %% once: wrong, takes the arguments for a part of the ticket | The ticket alone
 # ticket, *args => *order
 # = ticket => = order
 # ticket, rpc => order, rpc
 # function(*args) => function(*order[1:])
+
 
 # %% once: wrong, no lock | A lock is missing
 class Once:
@@ -240,6 +260,7 @@ class Once:
             answer.set_exception(error)
         return answer.wait()
 
+
 # %% once: wrong, looks before it takes the lock | A lock is missing
 class Once:
     def __init__(self, function):
@@ -255,6 +276,7 @@ class Once:
             except Exception as error:
                 self.answers[ticket].set_exception(error)
         return self.answers[ticket].wait()
+
 
 # %% once: right, a lock for each ticket
 class Once:
@@ -275,6 +297,7 @@ class Once:
             raise answer
         return answer
 
+
 # %% insist: wrong, gives up after thirty | was lost 40 times
 # while True => for _ in range(30)
 # -                 raise
@@ -282,6 +305,7 @@ class Once:
 # +     return None
 # %% insist: wrong, makes every call again that has not run | ended with UnknownWorkerError, and it was made 2 times
 # ConnectionLostError => RpcError
+
 
 # %% once: wrong, takes an error that was returned for one that was raised | returned an error as its value
 class Once:

@@ -8,12 +8,14 @@ def reduce_scatter(x, rank, size, shift):
         sums[(rank - step - 1) % size] += shift(sums[(rank - step) % size])
     return sums[(rank + 1) % size]
 
+
 # %% reduce_scatter: wrong, adds into the tensor that it was given | has changed; work on a copy
 # [chunk.clone() for chunk in x.chunk(size)] => list(x.chunk(size))
 # %% reduce_scatter: wrong, replaces instead of adding | the sum of chunk 0 over the ranks is
 # [(rank - step - 2) % size] += => [(rank - step - 2) % size] =
 # %% reduce_scatter: wrong, adds to the chunk that it has sent | which is its own chunk 0: nothing was added to it
 # step - 2 => step - 1
+
 
 # %% reduce_scatter: wrong, sends all of the vector in each step | has sent 2 numbers where 1 do
 def reduce_scatter(x, rank, size, shift):
@@ -23,10 +25,12 @@ def reduce_scatter(x, rank, size, shift):
         total += passed
     return total.chunk(size)[rank]
 
+
 # %% reduce_scatter: wrong, right for two ranks only | 3 ranks: rank 0 returns
 def reduce_scatter(x, rank, size, shift):
     chunks = x.chunk(size)
     return chunks[rank] + shift(chunks[1 - rank])
+
 
 # %% reduce_scatter: wrong, forgets the modulo | raised IndexError
 # (rank - step - 2) % size => rank + step + 2
@@ -36,6 +40,7 @@ def reduce_scatter(x, rank, size, shift):
 # %% reduce_scatter: wrong, rank 0 does not take part | waits for a message from rank 0 for ever
 # size - 1 => size - 1 if rank else 0
 
+
 # %% all_gather: wrong, in the order in which they come | not in the order of the ranks
 def all_gather(chunk, rank, size, shift):
     chunks = [chunk]
@@ -43,8 +48,10 @@ def all_gather(chunk, rank, size, shift):
         chunks.append(shift(chunks[-1]))
     return torch.cat(chunks)
 
+
 # %% all_gather: wrong, sends its own chunk again and again | the chunks of all ranks are
 # chunks[(rank - step) % size] => chunk
+
 
 # %% all_gather: wrong, one step too many | has sent 2 numbers where 1 do
 def all_gather(chunk, rank, size, shift):
@@ -54,6 +61,7 @@ def all_gather(chunk, rank, size, shift):
         chunks[(rank - step - 1) % size] = chunk
     return torch.cat(chunks)
 
+
 # %% all_gather: wrong, returns a list | , not a tensor
 # torch.cat(chunks) => chunks
 # %% all_gather: wrong, counts the other way round | not in the order of the ranks
@@ -62,6 +70,7 @@ def all_gather(chunk, rank, size, shift):
 # %% all_gather: wrong, a matrix | it should be one vector of 2 chunks of 1
 # torch.cat => torch.stack
 
+
 # %% all_gather: wrong, adds what comes | it should be one vector of 2 chunks of 1
 def all_gather(chunk, rank, size, shift):
     total = chunk.clone()
@@ -69,15 +78,18 @@ def all_gather(chunk, rank, size, shift):
         total += shift(chunk)
     return total
 
+
 # %% all_reduce: wrong, does not pad | got 7 numbers, which are not 3 equal chunks
 def all_reduce(x, size, reduce_scatter, all_gather):
     return all_gather(reduce_scatter(x.flatten())).reshape(x.shape)
+
 
 # %% all_reduce: wrong, leaves the zeros | of shape (9,); that of `x` is wanted
 def all_reduce(x, size, reduce_scatter, all_gather):
     flat = x.flatten()
     padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
     return all_gather(reduce_scatter(padded))
+
 
 # %% all_reduce: wrong, always pads | has sent 6 numbers where 4 do
 def all_reduce(x, size, reduce_scatter, all_gather):
@@ -86,16 +98,19 @@ def all_reduce(x, size, reduce_scatter, all_gather):
     total = all_gather(reduce_scatter(torch.cat([flat, flat.new_zeros(missing)])))
     return total[: len(flat)].reshape(x.shape)
 
+
 # %% all_reduce: wrong, forgets the shape | the vector that you send has shape (4, 2)
 def all_reduce(x, size, reduce_scatter, all_gather):
     missing = -len(x) % size
     padded = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
     return all_gather(reduce_scatter(padded))[: len(x)]
 
+
 # %% all_reduce: wrong, gathers all and adds up | has sent 14 numbers where 12 do
 def all_reduce(x, size, reduce_scatter, all_gather):
     everything = all_gather(x.flatten())
     return everything.reshape(size, -1).sum(0).reshape(x.shape)
+
 
 # %% all_reduce: wrong, pads the front and cuts the end | the sum over the ranks is
 def all_reduce(x, size, reduce_scatter, all_gather):
@@ -103,11 +118,13 @@ def all_reduce(x, size, reduce_scatter, all_gather):
     padded = torch.cat([flat.new_zeros(-len(flat) % size), flat])
     return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
 
+
 # %% all_reduce: wrong, flat at the end | of shape (6,); that of `x` is wanted
 def all_reduce(x, size, reduce_scatter, all_gather):
     flat = x.flatten()
     padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
     return all_gather(reduce_scatter(padded))[: len(flat)]
+
 
 # %% all_reduce: wrong, writes into x | `x` itself was changed
 def all_reduce(x, size, reduce_scatter, all_gather):
@@ -116,6 +133,7 @@ def all_reduce(x, size, reduce_scatter, all_gather):
     x.copy_(all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape))
     return x
 
+
 # %% doubling: wrong, the distance grows by one | the sum over the ranks is
 def all_reduce_by_doubling(x, rank, size, exchange):
     total = x.clone()
@@ -123,17 +141,21 @@ def all_reduce_by_doubling(x, rank, size, exchange):
         total = total + exchange(rank ^ distance, total)
     return total
 
+
 # %% doubling: wrong, its neighbour on a ring is no partner | waits for a message from rank
 # rank ^ distance => (rank + distance) % size
 # %% doubling: wrong, sends its own tensor in each round | the sum over the ranks is
 # distance, total => distance, x
 
+
 # %% doubling: wrong, one round only | 4 ranks: rank 0 returns
 def all_reduce_by_doubling(x, rank, size, exchange):
     return x + exchange(rank ^ 1, x)
 
+
 # %% doubling: wrong, one round too many | as its partner
 # distance < => distance <=
+
 
 # %% doubling: wrong, exchanges with all ranks | has sent 3 messages where 2 do
 def all_reduce_by_doubling(x, rank, size, exchange):
@@ -142,10 +164,12 @@ def all_reduce_by_doubling(x, rank, size, exchange):
         total = total + exchange(rank ^ distance, x)
     return total
 
+
 # %% doubling: wrong, adds into x | `x` was changed
 # -     total = x.clone()
 # total = total + exchange(rank ^ distance, total) => x += exchange(rank ^ distance, x)
 # return total => return x
+
 
 # %% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
 def all_reduce(x, size, reduce_scatter, all_gather):
@@ -153,11 +177,13 @@ def all_reduce(x, size, reduce_scatter, all_gather):
     padded = torch.cat([flat, torch.zeros(-len(flat) % size)])
     return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
 
+
 # %% all_reduce: wrong, a view of what may be transposed | raised RuntimeError
 def all_reduce(x, size, reduce_scatter, all_gather):
     flat = x.view(-1)
     padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
     return all_gather(reduce_scatter(padded))[: len(flat)].view(x.shape)
+
 
 # %% reduce_scatter: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
 # -     sums = [chunk.clone() for chunk in x.chunk(size)]
@@ -169,6 +195,7 @@ def all_reduce(x, size, reduce_scatter, all_gather):
 # %% reduce_scatter: wrong, right for up to four ranks | 5 ranks: rank 0 returns
 # size - 1 => min(size, 4) - 1
 
+
 # %% all_gather: wrong, collects into float32 | of torch.float32; the chunks are of torch.int64
 def all_gather(chunk, rank, size, shift):
     whole = torch.zeros(size, len(chunk))
@@ -176,6 +203,7 @@ def all_gather(chunk, rank, size, shift):
     for step in range(size - 1):
         whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
     return whole.flatten()
+
 
 # %% all_gather: wrong, by way of float32 | the chunks of all ranks are
 def all_gather(chunk, rank, size, shift):
@@ -185,8 +213,10 @@ def all_gather(chunk, rank, size, shift):
         whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
     return whole.flatten().to(chunk.dtype)
 
+
 # %% doubling: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
 # x.clone() => torch.zeros(x.shape) + x.float()
+
 
 # %% doubling: wrong, three rounds at most | 16 ranks: rank 0 returns
 def all_reduce_by_doubling(x, rank, size, exchange):
@@ -195,6 +225,7 @@ def all_reduce_by_doubling(x, rank, size, exchange):
         if distance < size:
             total = total + exchange(rank ^ distance, total)
     return total
+
 
 # %% all_reduce: wrong, by way of float32 | the sum over the ranks is
 def all_reduce(x, size, reduce_scatter, all_gather):

@@ -2,21 +2,26 @@
 def weigh(loss, rows, size, all_reduce):
     return loss
 
+
 # %% weigh: wrong, for a sum over the ranks | is 0.5 times that of one process
 # * size / => /
+
 
 # %% weigh: wrong, the sum over rows | is 4 times that of one process
 def weigh(loss, rows, size, all_reduce):
     return loss * rows
 
+
 # %% weigh: wrong, takes equal shares for granted | is 0.5 times that of one process
 def weigh(loss, rows, size, all_reduce):
     return loss * rows / (rows * size)
+
 
 # %% weigh: wrong, uses what all_reduce returns | raised TypeError
 def weigh(loss, rows, size, all_reduce):
     total = all_reduce(torch.tensor(float(rows)))
     return loss * rows * size / total
+
 
 # %% weigh: wrong, gives all_reduce a number | `all_reduce` takes a tensor, not 4
 # torch.tensor(float(rows)) => rows
@@ -32,6 +37,7 @@ def weigh(loss, rows, size, all_reduce):
 # %% buckets: wrong, does not fill up to the cap | has more buckets than it must
 # or size > => or size >=
 
+
 # %% buckets: wrong, forgets the last one | should be in exactly one bucket
 def buckets(parameters, cap):
     found, bucket, full = [], [], 0
@@ -42,6 +48,7 @@ def buckets(parameters, cap):
         bucket.append(name)
         full += size
     return found
+
 
 # %% buckets: wrong, closes a bucket when it is over the cap | has 9 bytes
 # room = [] => full = [[]]
@@ -66,17 +73,21 @@ def buckets(parameters, cap):
 # -             room = cap
 # room -= size => full += size
 
+
 # %% buckets: wrong, a generator | it should return a list of lists
 def buckets(parameters, cap):
     return ([name] for name, _ in reversed(parameters))
+
 
 # %% exposed: wrong, nothing hides | is all that is sent; some of it hides
 def exposed(backward, reduce):
     return sum(reduce)
 
+
 # %% exposed: wrong, only the last bucket | A link that is slower than backward
 def exposed(backward, reduce):
     return reduce[-1]
+
 
 # %% exposed: wrong, when the last message arrives | How long has backward been over by then?
 # free - ready => free
@@ -85,13 +96,16 @@ def exposed(backward, reduce):
 # free = max(free, ready) + send => ends.append(ready + send)
 # return free => return max(ends)
 
+
 # %% exposed: wrong, the link never waits for gradients | One bucket
 def exposed(backward, reduce):
     return max(0, sum(reduce) - sum(backward))
 
+
 # %% exposed: wrong, the link rests only before the first bucket | A link that is faster than backward
 def exposed(backward, reduce):
     return max(0, backward[0] + sum(reduce) - sum(backward))
+
 
 # %% exposed: wrong, empties the lists | The lists have changed
 # for compute, send in zip(backward, reduce) => while backward
@@ -107,6 +121,7 @@ def exposed(backward, reduce):
 # %% accumulate: wrong, the sum over the ranks | on rank 0 is 2 times that of one process
 # (parameter) / size => (parameter)
 
+
 # %% accumulate: wrong, an all-reduce for each parameter | after 4 all-reduces where one is enough
 def accumulate(model, loss_of, parts, size, all_reduce):
     rows = sum(len(x) for x, _ in parts)
@@ -116,6 +131,7 @@ def accumulate(model, loss_of, parts, size, all_reduce):
         all_reduce(parameter.grad)
         parameter.grad /= size
 
+
 # %% accumulate: wrong, adds up over the ranks after each micro-batch | after 8 all-reduces where one is enough
 def accumulate(model, loss_of, parts, size, all_reduce):
     rows = sum(len(x) for x, _ in parts)
@@ -124,6 +140,7 @@ def accumulate(model, loss_of, parts, size, all_reduce):
         for parameter in model.parameters():
             all_reduce(parameter.grad)
             parameter.grad /= size
+
 
 # %% accumulate: wrong, does not put the sum back | on rank 0 is not that of one process
 # -     pieces = flat.split([parameter.numel() for parameter in model.parameters()])
@@ -137,13 +154,16 @@ def accumulate(model, loss_of, parts, size, all_reduce):
 # +         model.zero_grad()
 # +         (loss_of(model(x), y) * len(x) / rows).backward()
 
+
 # %% exposed: wrong, the link rests before the first and the last bucket only | A slow bucket in the middle
 def exposed(backward, reduce):
     return max(reduce[-1], backward[0] + sum(reduce) - sum(backward))
 
+
 # %% weigh: wrong, a whole mean number of rows | Ranks with [4, 3] rows
 # float(rows) => rows
 # * size / total => / (total // size)
+
 
 # %% exposed: wrong, looks at all messages and at the last two only | A long message before two short ones
 def exposed(backward, reduce):
@@ -151,6 +171,7 @@ def exposed(backward, reduce):
         return reduce[0]
     waits = max(reduce[-1], reduce[-2] + reduce[-1] - backward[-1])
     return max(waits, sum(reduce) - sum(backward[1:]))
+
 
 # %% accumulate: wrong, one forward for all micro-batches | goes through the model by itself
 # -     rows = sum(len(x) for x, _ in parts)
@@ -165,6 +186,7 @@ def exposed(backward, reduce):
 # +     all_reduce(weighted)
 # +     return weighted * size / total
 
+
 # %% buckets: wrong, two large ones share a bucket | the bucket ['c', 'b'] has 50 bytes
 def buckets(parameters, cap):
     found, full = [], 0
@@ -177,10 +199,12 @@ def buckets(parameters, cap):
             full = size
     return found
 
+
 # %% exposed: wrong, looks at the first message, the second and the last two only | A long message in the middle of six
 def exposed(backward, reduce):
     places = {0, min(1, len(reduce) - 1), max(0, len(reduce) - 2), len(reduce) - 1}
     return max(sum(reduce[place:]) - sum(backward[place + 1 :]) for place in places)
+
 
 # %% exposed: wrong, whole units of time only | Times with fractions
 # free - ready => int(free - ready)

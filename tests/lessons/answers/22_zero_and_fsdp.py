@@ -4,9 +4,11 @@ def memory(stage, numbers, ranks, states):
     gradients = 4 * numbers / (ranks if stage > 2 else 1)
     return parameters + gradients + 4 * states * numbers / (ranks if stage > 1 else 1)
 
+
 # %% memory: wrong, everything is cut from stage 1 on | bytes is what stage 3 holds
 def memory(stage, numbers, ranks, states):
     return 4 * numbers * (2 + states) / (ranks if stage >= 1 else 1)
+
 
 # %% memory: wrong, each stage cuts one thing alone | Stage 2, 1200 numbers, 4 ranks, 2 states
 def memory(stage, numbers, ranks, states):
@@ -14,30 +16,36 @@ def memory(stage, numbers, ranks, states):
     gradients = 4 * numbers / (ranks if stage == 2 else 1)
     return parameters + gradients + 4 * states * numbers / (ranks if stage == 1 else 1)
 
+
 # %% memory: wrong, counts numbers | A number has four bytes
 def memory(stage, numbers, ranks, states):
     cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
     return numbers / cut[0] + numbers / cut[1] + states * numbers / cut[2]
+
 
 # %% memory: wrong, knows only Adam | would be right with 2 states for each number
 def memory(stage, numbers, ranks, states):
     cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
     return 4 * numbers * (1 / cut[0] + 1 / cut[1] + 2 / cut[2])
 
+
 # %% memory: wrong, one state | would be right with 1 state for each number
 def memory(stage, numbers, ranks, states):
     cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
     return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
+
 
 # %% memory: wrong, parameters first | Stage 1, 1200 numbers, 4 ranks, 2 states: a rank holds 12000 bytes, not 15600
 def memory(stage, numbers, ranks, states):
     cut = [ranks if stage >= first else 1 for first in (1, 2, 3)]
     return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
 
+
 # %% memory: wrong, on four ranks only | Stage 2, 1200 numbers, 3 ranks, 0 states: a rank holds
 def memory(stage, numbers, ranks, states):
     cut = [4 if stage >= first else 1 for first in (3, 2, 1)]
     return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
+
 
 # %% held: wrong, rounds down | each rank has 3 places
 # -     share = -(-sum(count for _, count in sizes) // ranks)  # rounded up
@@ -58,6 +66,7 @@ def memory(stage, numbers, ranks, states):
 # +     first, last, found, start = rank * share, (rank + 1) * share, [], 0
 # begin - start, end - start => begin, end
 
+
 # %% held: wrong, leaves empty parts in | is an empty part; leave it out
 def held(sizes, ranks, rank):
     share = -(-sum(count for _, count in sizes) // ranks)
@@ -68,6 +77,7 @@ def held(sizes, ranks, rank):
         start += count
     return found
 
+
 # %% held: wrong, cuts each parameter alone | it holds [('weight', 0, 4)], not [('weight', 0, 3), ('bias', 0, 1)]
 def held(sizes, ranks, rank):
     found = []
@@ -77,6 +87,7 @@ def held(sizes, ranks, rank):
         if begin < end:
             found.append((name, begin, end))
     return found
+
 
 # %% held: wrong, counts the padding | goes beyond the 2 numbers of bias
 def held(sizes, ranks, rank):
@@ -93,16 +104,19 @@ def held(sizes, ranks, rank):
         start += count
     return found
 
+
 # %% held: wrong, the last number inclusive | this one holds 4 numbers, not 3
 # -     first, last = rank * share, (rank + 1) * share
 # -     found, start = [], 0
 # +     first, last, found, start = rank * share, (rank + 1) * share, [], 0
 # end - start => end - start - 1
 
+
 # %% held: wrong, the sum of all | A list of (name, begin, end) is wanted
 def held(sizes, ranks, rank):
     share = -(-sum(count for _, count in sizes) // ranks)
     return rank * share, (rank + 1) * share
+
 
 # %% step: wrong, the norm of the shard alone | the shard of rank
 def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
@@ -110,6 +124,7 @@ def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gath
     shard.grad *= min(1, most / shard.grad.norm())
     optimizer.step()
     whole.copy_(all_gather(shard.data))
+
 
 # %% step: wrong, adds up norms, not squares | the shard of rank 0 has moved
 # square = shard.grad.square().sum => norm = shard.grad.norm
@@ -128,6 +143,7 @@ def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gath
 # %% step: wrong, scales up what is small | 2 ranks, step 1
 # min(1, most / square.sqrt()) => most / square.sqrt()
 
+
 # %% step: wrong, an all-reduce of the whole gradient | numbers go through all_reduce
 def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
     all_reduce(gradient)
@@ -136,6 +152,7 @@ def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gath
     shard.grad *= min(1, most / gradient.norm())
     optimizer.step()
     whole.copy_(all_gather(shard.data))
+
 
 # %% step: wrong, gathers before the step | the other shards of `whole` are not those of the other ranks
 def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
@@ -146,12 +163,14 @@ def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gath
     whole.copy_(all_gather(shard.data))
     optimizer.step()
 
+
 # %% step: wrong, gathers the whole on every rank | raised RuntimeError
 # shard.data => whole
 # %% step: wrong, some ranks alone add up the norm | In a collective all ranks make the same call
 # -     all_reduce(square)
 # +     if square > most**2:
 # +         all_reduce(square)
+
 
 # %% zero3: wrong, never frees | numbers were gathered at the same time
 def zero3(layers, x, loss_gradient):
@@ -164,6 +183,7 @@ def zero3(layers, x, loss_gradient):
         gradient, of_weight = layer.backward(x, weight, gradient)
         layer.reduce_scatter(of_weight)
         layer.free()
+
 
 # %% zero3: wrong, keeps weights that were freed | uses a weight that was freed
 def zero3(layers, x, loss_gradient):
@@ -178,6 +198,7 @@ def zero3(layers, x, loss_gradient):
         gradient, of_weight = layer.backward(x, weight, gradient)
         layer.reduce_scatter(of_weight)
 
+
 # %% zero3: wrong, does not free in backward | numbers were gathered at the same time
 def zero3(layers, x, loss_gradient):
     inputs = []
@@ -189,6 +210,7 @@ def zero3(layers, x, loss_gradient):
     for layer, x in zip(reversed(layers), reversed(inputs)):
         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
         layer.reduce_scatter(of_weight)
+
 
 # %% zero3: wrong, keeps outputs in place of inputs | Layer 1 takes inputs of width 4
 def zero3(layers, x, loss_gradient):
@@ -203,6 +225,7 @@ def zero3(layers, x, loss_gradient):
         layer.reduce_scatter(of_weight)
         layer.free()
 
+
 # %% zero3: wrong, backward in the order of forward | Layer 0 takes inputs of width 3
 def zero3(layers, x, loss_gradient):
     inputs = []
@@ -215,6 +238,7 @@ def zero3(layers, x, loss_gradient):
         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
         layer.reduce_scatter(of_weight)
         layer.free()
+
 
 # %% zero3: wrong, hands gradients on at the end | numbers of whole gradients were there at the same time
 def zero3(layers, x, loss_gradient):
@@ -231,6 +255,7 @@ def zero3(layers, x, loss_gradient):
     for layer, of_weight in zip(reversed(layers), gradients):
         layer.reduce_scatter(of_weight)
 
+
 # %% zero3: wrong, the same gradient for all layers | Layer 0 takes inputs of width 3
 def zero3(layers, x, loss_gradient):
     inputs = []
@@ -243,12 +268,14 @@ def zero3(layers, x, loss_gradient):
         layer.reduce_scatter(of_weight)
         layer.free()
 
+
 # %% zero3: wrong, a forward alone | no gradient was handed to `reduce_scatter`
 def zero3(layers, x, loss_gradient):
     for layer in layers:
         x = layer.forward(x, layer.gather())
         layer.free()
     return loss_gradient(x)
+
 
 # %% zero3: wrong, the last layer stays gathered | is still gathered
 def zero3(layers, x, loss_gradient):
@@ -264,6 +291,7 @@ def zero3(layers, x, loss_gradient):
         if layer is not layers[0]:
             layer.free()
 
+
 # %% step: wrong, always clips to 1 | 3 ranks, step 2
 # , most / => , 1 /
 # %% step: wrong, divides by a norm of zero | raised ZeroDivisionError
@@ -274,6 +302,7 @@ def zero3(layers, x, loss_gradient):
 # +     if square:
 # +         shard.grad *= min(1, most / square.sqrt())
 # +         optimizer.step()
+
 
 # %% zero3: wrong, turns the list of layers round | the list `layers` has changed
 def zero3(layers, x, loss_gradient):
@@ -288,6 +317,7 @@ def zero3(layers, x, loss_gradient):
         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
         layer.reduce_scatter(of_weight)
         layer.free()
+
 
 # %% zero3: wrong, computes forward again from the beginning for each layer | two for each layer are enough
 def zero3(layers, x, loss_gradient):

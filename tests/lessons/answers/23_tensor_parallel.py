@@ -2,21 +2,26 @@
 def between(first, second):
     return "nothing"
 
+
 # %% between: wrong, always a sum | columns, then columns: after the first layer each rank has some hidden units
 def between(first, second):
     return "nothing" if (first, second) == ("columns", "rows") else "all_reduce"
+
 
 # %% between: wrong, sums where a piece of the sum is enough | rows, then rows: after the first layer
 # "reduce_scatter" if second == "rows" else "all_reduce" => "all_reduce"
 # "all_reduce"  # parts of sums => "all_reduce"
 
+
 # %% between: wrong, takes equal cuts for the free ones | columns, then columns
 def between(first, second):
     return "nothing" if first == second else "all_reduce"
 
+
 # %% between: wrong, gathers parts of sums | rows, then columns: after the first layer each rank has a part of a sum
 # "reduce_scatter" => "all_gather"
 # "rows" else "all_reduce"  # parts of sums => "columns" else "reduce_scatter"
+
 
 # %% between: wrong, the cuts in the wrong order | all_gather brings a rank more than it needs
 def between(first, second):
@@ -24,52 +29,65 @@ def between(first, second):
         return "nothing" if first == "rows" else "all_gather"
     return "all_gather" if first == "columns" else "all_reduce"
 
+
 # %% between: wrong, gathers what is already there | columns, then rows: after the first layer
 # "nothing" if second == "rows" else "all_gather" => "all_gather"
+
 
 # %% between: wrong, a word of its own | The answer is one of
 def between(first, second):
     return "copy"
 
+
 # %% attention_pieces: wrong, cuts qkv as one | rows of `qkv` that follow each other
 def attention_pieces(qkv, out, rank, size):
     return qkv.chunk(size)[rank], out.chunk(size, dim=1)[rank]
+
 
 # %% attention_pieces: wrong, rows of out | its piece of `out`
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size)[rank]
 
+
 # %% attention_pieces: wrong, out whole | its piece of `out`
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out
+
 
 # %% attention_pieces: wrong, queries only | its piece of `qkv`
 def attention_pieces(qkv, out, rank, size):
     return qkv.chunk(3)[0].chunk(size)[rank], out.chunk(size, dim=1)[rank]
 
+
 # %% attention_pieces: wrong, the input cut as well | its piece of `qkv`
 # [part.chunk(size)[rank] for part in qkv.chunk(3)] => torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)])
 # torch.cat(rows) => rows.chunk(size, dim=1)[rank]
+
 
 # %% attention_pieces: wrong, the columns of another rank | are not those of its heads
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[size - 1 - rank]
 
+
 # %% attention_pieces: wrong, every size-th row tears heads apart | do not add up
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part[rank::size] for part in qkv.chunk(3)]), out[:, rank::size]
+
 
 # %% attention_pieces: wrong, all ranks have the first heads | is on 2 ranks, not on one
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(size)[0] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[0]
 
+
 # %% attention_pieces: wrong, for two ranks only | its piece of
 def attention_pieces(qkv, out, rank, size):
     return torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)]), out.chunk(2, dim=1)[rank]
 
+
 # %% attention_pieces: wrong, three pieces of qkv | It should return two tensors
 def attention_pieces(qkv, out, rank, size):
     return [part.chunk(size)[rank] for part in qkv.chunk(3)], out.chunk(size, dim=1)[rank]
+
 
 # %% copy_and_add: wrong, the other way round | the first function sends something in forward
 # Copy.apply, Add => Add.apply, Copy
@@ -78,6 +96,7 @@ def attention_pieces(qkv, out, rank, size):
 # +             total = gradient.clone()
 # +             all_reduce(total)
 # +             return total
+
 
 # %% copy_and_add: wrong, the gradient of one rank | is that of one rank alone
 def copy_and_add(all_reduce):
@@ -94,6 +113,7 @@ def copy_and_add(all_reduce):
 
     return lambda x: x * 1, Add.apply
 
+
 # %% copy_and_add: wrong, writes into its argument | the second function has changed its argument
 # -             total = x.clone()
 # -             all_reduce(total)
@@ -107,6 +127,7 @@ def copy_and_add(all_reduce):
 # -             return total
 # +             all_reduce(gradient)
 # +             return gradient
+
 
 # %% copy_and_add: wrong, hidden from autograd | autograd has not seen it
 def copy_and_add(all_reduce):
@@ -128,6 +149,7 @@ def copy_and_add(all_reduce):
 
     return Copy.apply, add
 
+
 # %% copy_and_add: wrong, only one of them | It should return two functions
 def copy_and_add(all_reduce):
     class Copy(torch.autograd.Function):
@@ -143,6 +165,7 @@ def copy_and_add(all_reduce):
 
     return Copy.apply
 
+
 # %% copy_and_add: wrong, classes and no functions | the first function should return a tensor
 def copy_and_add(all_reduce):
     class Copy(torch.autograd.Function):
@@ -152,6 +175,7 @@ def copy_and_add(all_reduce):
 
     return Copy, Copy
 
+
 # %% copy_and_add: wrong, the mean | is the mean over the ranks
 # -             return total
 # -
@@ -159,6 +183,7 @@ def copy_and_add(all_reduce):
 # +             return total / 2 if total[0] == 3 else total / 3
 # +
 # +     class Add(torch.autograd.Function):
+
 
 # %% vocabulary_loss: wrong, the softmax of one rank | in one process
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -170,6 +195,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = scores.softmax(1)
     gradient[rows, place] -= mine.to(gradient.dtype)
     return loss / len(targets), gradient / len(targets)
+
 
 # %% vocabulary_loss: wrong, without the largest score | exp of a large score is infinite
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -184,6 +210,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() - aimed).mean(), gradient / len(targets)
+
 
 # %% vocabulary_loss: wrong, each rank takes away its own largest | in one process
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -200,6 +227,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
 
+
 # %% vocabulary_loss: wrong, sends all scores | Three for each token are enough
 def vocabulary_loss(scores, targets, first, all_reduce):
     words = torch.tensor([first + scores.shape[1]])
@@ -211,6 +239,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     loss = torch.nn.functional.cross_entropy(whole, targets)
     loss.backward()
     return loss.detach(), whole.grad[:, first : first + scores.shape[1]]
+
 
 # %% vocabulary_loss: wrong, the sum over tokens | is the sum over tokens, not the mean
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -228,6 +257,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).sum(), gradient
 
+
 # %% vocabulary_loss: wrong, every rank believes the target is its own | in one process
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
@@ -242,6 +272,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= 1
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
+
 
 # %% vocabulary_loss: wrong, one is taken away on all ranks | right loss, but the gradient
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -258,6 +289,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= 1
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
+
 
 # %% vocabulary_loss: wrong, changes the scores | have changed
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -276,6 +308,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() - aimed).mean(), gradient / len(targets)
 
+
 # %% vocabulary_loss: wrong, only ranks with a target take part | for ever; others have returned already
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
@@ -293,6 +326,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
 
+
 # %% copy_and_add: wrong, adds up in float32 | has the type torch.float32
 # -             total = x.clone()
 # +             total = torch.zeros(x.shape)
@@ -300,6 +334,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
 # %% copy_and_add: wrong, flattens | has the shape (6,), and its argument (2, 3)
 # view_as(x) => view(-1)
 # x.clone() => x.clone().view(-1)
+
 
 # %% copy_and_add: wrong, all results in one tensor | has changed when it was called once more
 def copy_and_add(all_reduce):
@@ -330,10 +365,12 @@ def copy_and_add(all_reduce):
 
     return Copy.apply, Add.apply
 
+
 # %% copy_and_add: wrong, sends in the backward of the second function for nothing | has called `all_reduce` 3 times
 # -             return gradient
 # +             all_reduce(gradient.clone())
 # +             return gradient
+
 
 # %% vocabulary_loss: wrong, a fourth message tells how many tokens there are | Three for each token are enough
 def vocabulary_loss(scores, targets, first, all_reduce):
@@ -353,6 +390,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).sum() / tokens, gradient / tokens
 
+
 # %% vocabulary_loss: wrong, the largest score is never below zero | all scores near -1000
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
@@ -368,6 +406,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     gradient = exps / sums[:, None]
     gradient[rows, place] -= mine.to(gradient.dtype)
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
+
 
 # %% vocabulary_loss: wrong, one token loses its dimension | one token
 def vocabulary_loss(scores, targets, first, all_reduce):

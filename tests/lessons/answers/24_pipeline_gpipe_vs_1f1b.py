@@ -19,49 +19,61 @@
 def enough(workers, share):
     return max(1, int((workers - 1) / share - workers + 1 - 1e-6))
 
+
 # %% enough: wrong, takes many | would do
 def enough(workers, share):
     return 1000
+
 
 # %% enough: wrong, a fraction | whole number
 def enough(workers, share):
     return (workers - 1) / share - workers + 1
 
+
 # %% enough: wrong, none for one worker | has to be one
 def enough(workers, share):
     return round((workers - 1) * (1 - share) / share + 0.4999)
+
 
 # %% enough: wrong, the other measure | would do
 # (microbatches + workers - 1) => microbatches
 # %% enough: wrong, one too many where it fits exactly | but 27 would do
 # > share + 1e-9 => >= share
 
+
 # %% enough: wrong, four times the workers | is idle
 def enough(workers, share):
     return 4 * workers
+
 
 # %% enough: wrong, p in place of p - 1 | would do
 # (workers - 1) => workers
 # (microbatches + workers - 1) > share + 1e-9 => (microbatches + workers) > share
 
+
 # %% most_kept: wrong, counts forwards | keeps 2 at most; you say 4
 def most_kept(ops):
     return sum("F" in op for op in ops)
+
 
 # %% most_kept: wrong, tells what is left at the end | keeps 2 at most; you say 0
 def most_kept(ops):
     return sum(1 if "F" in op else -1 for op in ops)
 
+
 # %% most_kept: wrong, only those before the first backward | keeps 2 at most; you say 1
 def most_kept(ops):
     return next(index for index, op in enumerate(ops) if "B" in op)
 
+
 # %% most_kept: wrong, the letter is always the second | keeps 3 at most; you say 0
 # "F" in op => op[1] == "F"
+
 
 # %% most_kept: wrong, the number of workers | keeps 3 at most; you say 2
 def most_kept(ops):
     return 2
+
 
 # %% most_kept: wrong, forwards in a row | keeps
 # kept = most => row = most
@@ -70,22 +82,27 @@ def most_kept(ops):
 # %% most_kept: wrong, counts before the operation | keeps 2 at most; you say 3
 # most = 0 => most = 1
 
+
 # %% most_kept: wrong, the highest number of a micro-batch | keeps 2 at most; you say 4
 def most_kept(ops):
     return 1 + max(int(op.split("F")[1]) for op in ops if "F" in op)
+
 
 # %% one_f_one_b: wrong, GPipe | the list is
 def one_f_one_b(worker, workers, microbatches):
     return [f"{worker}{letter}{i}" for letter in "FB" for i in range(microbatches)]
 
+
 # %% one_f_one_b: wrong, strictly in turn | the list is 0F0 0F1 0B0
 def one_f_one_b(worker, workers, microbatches):
     return [f"{worker}{letter}{i}" for i in range(microbatches) for letter in "FB"]
+
 
 # %% one_f_one_b: wrong, every worker begins like the first | worker 1 of 2
 # workers - worker => workers
 # %% one_f_one_b: wrong, micro-batches that do not exist | with 2 micro-batches the list is 0F0 0F1 0B0 0B1
 # min(workers - worker, microbatches) => workers - worker
+
 
 # %% one_f_one_b: wrong, forgets to drain | the list is
 def one_f_one_b(worker, workers, microbatches):
@@ -95,8 +112,10 @@ def one_f_one_b(worker, workers, microbatches):
         ops += [f"{worker}B{i}", f"{worker}F{first + i}"]
     return ops
 
+
 # %% one_f_one_b: wrong, one forward too few at the beginning | the list is
 # workers - worker => workers - worker - 1
+
 
 # %% one_f_one_b: wrong, the last micro-batch first on the way back | the list is
 def one_f_one_b(worker, workers, microbatches):
@@ -110,9 +129,11 @@ def one_f_one_b(worker, workers, microbatches):
             ops.append(f"{worker}F{i}")
     return ops
 
+
 # %% one_f_one_b: wrong, one text | A list of texts is wanted
 def one_f_one_b(worker, workers, microbatches):
     return " ".join(f"{worker}F{i} {worker}B{i}" for i in range(microbatches))
+
 
 # %% one_f_one_b: wrong, always stage 0 | worker 1 of 2
 # "{worker}F{i}" => "0F{i}"
@@ -121,12 +142,14 @@ def one_f_one_b(worker, workers, microbatches):
 # %% one_f_one_b: wrong, for two workers only | worker 0 of 1
 # workers - => 2 -
 
+
 # %% enough: wrong, tries some hundred only | 0.25% is idle
 def enough(workers, share):
     for microbatches in range(1, 400):
         if (workers - 1) / (microbatches + workers - 1) <= share + 1e-9:
             return microbatches
     return 400
+
 
 # %% most_kept: wrong, takes micro-batches to be in order | 3B0 3B1 keeps 3 at most; you say
 def most_kept(ops):
@@ -138,6 +161,7 @@ def most_kept(ops):
             backward = int(op.split("B")[1]) + 1
         most = max(most, forward - backward)
     return most
+
 
 # %% most_kept: wrong, empties the list | The list `ops` has changed
 # for op in => while

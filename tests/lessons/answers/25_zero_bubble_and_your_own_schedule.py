@@ -3,30 +3,37 @@ def in_halves(words):
     weights = [word.replace("B", "W") for word in words if "B" in word]
     return [word.replace("B", "I") for word in words] + weights
 
+
 # %% in_halves: wrong, weights first | should become
 # ("B", "I"), word.replace("B", "W") => ("B", "W"), word.replace("B", "I")
 # %% in_halves: wrong, leaves the backward in | should become
 # .replace("B", "I"), => ,
 
+
 # %% in_halves: wrong, input gradients alone | should become
 def in_halves(words):
     return [word.replace("B", "I") for word in words]
+
 
 # %% in_halves: wrong, one text | A list of texts is wanted
 def in_halves(words):
     return " ".join(words).replace("B", "I")
 
+
 # %% in_halves: wrong, pairs in the list | A list of texts is wanted
 def in_halves(words):
     return [[word.replace("B", "I"), word.replace("B", "W")] if "B" in word else word for word in words]
+
 
 # %% in_halves: wrong, both halves in one word | should become
 def in_halves(words):
     return [word.replace("B", "I") + " " + word.replace("B", "W") if "B" in word else word for word in words]
 
+
 # %% in_halves: wrong, numbers of one digit | should become
 # -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
 # +         halves += [f"{word[0]}I{word[2]}", f"{word[0]}W{word[2]}"] if word[1] == "B" else [word]
+
 
 # %% in_halves: wrong, changes the list | has changed the list
 def in_halves(words):
@@ -38,9 +45,11 @@ def in_halves(words):
         place += 1
     return words
 
+
 # %% in_halves: wrong, a generator | A list of texts is wanted
 def in_halves(words):
     return (word.replace("B", half) for word in words for half in ("IW" if "B" in word else "F"))
+
 
 # %% mine: wrong, the schedule above | leaves 14.3% idle
 # 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 => 0I0 0F2 0I1 0W0 0F3 0I2 0W1 0I3 0W2
@@ -69,6 +78,7 @@ mine = "0F0 0B0"
 # %% mine: wrong, a list | a text of two lines
 mine = ["0F0 0F1", "1F0 1F1"]
 
+
 # %% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
 def zero_bubble(worker, workers, microbatches):
     words = []
@@ -76,14 +86,17 @@ def zero_bubble(worker, workers, microbatches):
         words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
     return words
 
+
 # %% zero_bubble: wrong, 1F1B | takes 15 units; 13 are enough
 def zero_bubble(worker, workers, microbatches):
     return str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
+
 
 # %% zero_bubble: wrong, all weights at the end | are allowed
 def zero_bubble(worker, workers, microbatches):
     words = str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
     return [word.replace("B", "I") for word in words] + [word.replace("B", "W") for word in words if "B" in word]
+
 
 # %% zero_bubble: wrong, the first worker delays most | are allowed
 def zero_bubble(worker, workers, microbatches):
@@ -96,6 +109,7 @@ def zero_bubble(worker, workers, microbatches):
             words.append(saved.pop(0))
     return words + saved
 
+
 # %% zero_bubble: wrong, one micro-batch later on each worker | are allowed
 def zero_bubble(worker, workers, microbatches):
     words, saved = [], []
@@ -106,6 +120,7 @@ def zero_bubble(worker, workers, microbatches):
             if len(saved) > 1:
                 words.append(saved.pop(0))
     return words + saved
+
 
 # %% zero_bubble: wrong, forgets the weights that are left | is missing
 def zero_bubble(worker, workers, microbatches):
@@ -118,6 +133,7 @@ def zero_bubble(worker, workers, microbatches):
                 words.append(saved.pop(0))
     return words
 
+
 # %% zero_bubble: wrong, always the first worker | it was refused
 def zero_bubble(worker, workers, microbatches):
     words = []
@@ -125,15 +141,18 @@ def zero_bubble(worker, workers, microbatches):
         words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
     return words
 
+
 # %% zero_bubble: wrong, the schedule of two workers and four micro-batches | it was refused
 def zero_bubble(worker, workers, microbatches):
     return ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3"][
         worker % 2
     ].split()
 
+
 # %% zero_bubble: wrong, one text | A list of texts is wanted
 def zero_bubble(worker, workers, microbatches):
     return str(schedule("1f1b", workers, microbatches)).splitlines()[worker]
+
 
 # %% zero_bubble: wrong, one delay too many | are allowed
 def zero_bubble(worker, workers, microbatches):
@@ -145,6 +164,7 @@ def zero_bubble(worker, workers, microbatches):
             if len(saved) > worker + 1:
                 words.append(saved.pop(0))
     return words + saved
+
 
 # %% in_halves: wrong, takes the first stage for all | should become
 # halves = => stage, halves = words[0].split("F")[0],

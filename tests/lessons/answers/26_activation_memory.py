@@ -8,6 +8,7 @@
 def peak(kept, inputs, segments):
     return sum(kept)
 
+
 # %% peak: wrong, the segment's own input twice | the most held at once is
 def peak(kept, inputs, segments):
     waiting, begin, most = 0, 0, 0
@@ -17,10 +18,12 @@ def peak(kept, inputs, segments):
         begin += length
     return most
 
+
 # %% peak: wrong, inputs of all segments | the most held at once is
 def peak(kept, inputs, segments):
     begins = [sum(segments[:i]) for i in range(len(segments))]
     return sum(inputs[b] for b in begins) + max(sum(kept[b : b + n]) for b, n in zip(begins, segments))
+
 
 # %% peak: wrong, later segments instead of earlier ones | is what the largest segment keeps
 def peak(kept, inputs, segments):
@@ -29,14 +32,17 @@ def peak(kept, inputs, segments):
         sum(inputs[b] for b in begins[i + 1 :]) + sum(kept[begins[i] : begins[i] + n]) for i, n in enumerate(segments)
     )
 
+
 # %% peak: wrong, inputs by number of the segment | the most held at once is
 # length in segments => number, length in enumerate(segments)
 # inputs[begin] => inputs[number]
+
 
 # %% peak: wrong, only the last segment | the most held at once is
 def peak(kept, inputs, segments):
     begins = [sum(segments[:i]) for i in range(len(segments))]
     return sum(inputs[b] for b in begins[:-1]) + sum(kept[begins[-1] :])
+
 
 # %% peak: wrong, eats its arguments | the lists have changed
 # begin, most = 0, => most =
@@ -44,10 +50,12 @@ def peak(kept, inputs, segments):
 # waiting += inputs[begin] => most = max(most, waiting + sum(part))
 # begin += length => waiting += sum([inputs.pop(0) for _ in range(length)][:1])
 
+
 # %% peak: wrong, a list of all sums | It should return a number
 def peak(kept, inputs, segments):
     begins = [sum(segments[:i]) for i in range(len(segments))]
     return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+
 
 # %% best_segments: wrong, always the square root | is possible
 def best_segments(kept, inputs):
@@ -55,25 +63,31 @@ def best_segments(kept, inputs):
     length = max(1, round(n**0.5))
     return [length] * (n // length) + ([n % length] if n % length else [])
 
+
 # %% best_segments: wrong, every layer by itself | is possible
 def best_segments(kept, inputs):
     return [1] * len(kept)
+
 
 # %% best_segments: wrong, all in one | is possible
 def best_segments(kept, inputs):
     return [len(kept)]
 
+
 # %% best_segments: wrong, a number | It should return a list of lengths
 def best_segments(kept, inputs):
     return round(len(kept) ** 0.5)
+
 
 # %% best_segments: wrong, places of cuts | no list of such lengths
 def best_segments(kept, inputs):
     return [0, len(kept) // 2]
 
+
 # %% best_segments: wrong, halves | is possible
 def best_segments(kept, inputs):
     return [len(kept) // 2 or 1] * 2
+
 
 # %% best_segments: wrong, only equal segments | is possible
 def best_segments(kept, inputs):
@@ -87,6 +101,7 @@ def best_segments(kept, inputs):
 
     n = len(kept)
     return min(([d] * (n // d) for d in range(1, n + 1) if n % d == 0), key=peak)
+
 
 # %% best_segments: wrong, forgets the inputs | is possible
 def best_segments(kept, inputs):
@@ -105,13 +120,16 @@ def best_segments(kept, inputs):
         ways.append([b - a for a, b in itertools.pairwise(places)])
     return min(ways, key=largest)
 
+
 # %% recomputed: wrong, keeps everything | are still alive
 def recomputed(run, x):
     return run(x)
 
+
 # %% recomputed: wrong, by torch's checkpoint | Here you should do without it
 def recomputed(run, x):
     return checkpoint(run, x, use_reentrant=False)
+
 
 # %% recomputed: wrong, by torch's older checkpoint, from its module | Here you should do without it
 def recomputed(run, x):
@@ -119,10 +137,12 @@ def recomputed(run, x):
 
     return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=True)
 
+
 # %% recomputed: wrong, without a graph | autograd cannot go back
 def recomputed(run, x):
     with torch.no_grad():
         return run(x)
+
 
 # %% recomputed: wrong, autograd is off in backward | does not require grad
 def recomputed(run, x):
@@ -140,6 +160,7 @@ def recomputed(run, x):
             return x.grad
 
     return Again.apply(x)
+
 
 # %% recomputed: wrong, another mask | the second run draws another mask
 def recomputed(run, x):
@@ -159,6 +180,7 @@ def recomputed(run, x):
 
     return Again.apply(x)
 
+
 # %% recomputed: wrong, leaves the old random state behind | put the state back
 # -             with torch.random.fork_rng(devices=[]), torch.enable_grad():
 # -                 torch.set_rng_state(ctx.state)
@@ -171,6 +193,7 @@ def recomputed(run, x):
 # -             y.backward(gradient)
 # -             return x.grad
 # +             return torch.autograd.grad(y, x, gradient)[0]
+
 
 # %% recomputed: wrong, keeps the graph all the same | are still alive
 def recomputed(run, x):
@@ -189,6 +212,7 @@ def recomputed(run, x):
 
     return Again.apply(x)
 
+
 # %% recomputed: wrong, does not detach x | raised
 # x = ctx.saved_tensors[0].detach().requires_grad_() => (x,) = ctx.saved_tensors
 # %% recomputed: wrong, runs twice in forward | once for each is enough
@@ -197,13 +221,16 @@ def recomputed(run, x):
 # +             torch.set_rng_state(ctx.state)
 # +             return run(x)  # within a Function autograd is off
 
+
 # %% plan: wrong, everything again | are enough
 def plan(layers, budget):
     return set(range(len(layers)))
 
+
 # %% plan: wrong, nothing again | is held at one moment
 def plan(layers, budget):
     return set()
+
 
 # %% plan: wrong, the cheapest first until it fits | are enough
 def plan(layers, budget):
@@ -221,6 +248,7 @@ def plan(layers, budget):
         again.add(number)
     return again if most(again) <= budget else None
 
+
 # %% plan: wrong, the most bytes for a second first | are enough
 def plan(layers, budget):
     def most(again):
@@ -237,6 +265,7 @@ def plan(layers, budget):
         again.add(number)
     return again if most(again) <= budget else None
 
+
 # %% plan: wrong, only the end of forward counts | so the answer is None
 def plan(layers, budget):
     import itertools
@@ -249,6 +278,7 @@ def plan(layers, budget):
             if held <= budget and (best is None or seconds < best[0]):
                 best = seconds, set(again)
     return best and best[1]
+
 
 # %% plan: wrong, as few layers as possible | are enough
 def plan(layers, budget):
@@ -267,9 +297,11 @@ def plan(layers, budget):
                 return set(again)
     return None
 
+
 # %% plan: wrong, a list | It should return a set of layer numbers
 def plan(layers, budget):
     return list(range(len(layers)))
+
 
 # %% plan: wrong, an empty set where nothing fits | so the answer is None
 def plan(layers, budget):
@@ -286,11 +318,13 @@ def plan(layers, budget):
     fitting = [e for e in subsets if most(e) <= budget]
     return min(fitting, key=lambda again: sum(layers[i][2] for i in again), default=set())
 
+
 # %% peak: wrong, the first segment does not count where there are others | kept [50, 10, 10]
 def peak(kept, inputs, segments):
     begins = [sum(segments[:i]) for i in range(len(segments))]
     sums = [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
     return max(sums[1:] or sums)
+
 
 # %% best_segments: wrong, no segment longer than the one before | with segments [2, 2, 1] the most held at once is 31
 # -         ways.append([end - begin for begin, end in itertools.pairwise(places)])

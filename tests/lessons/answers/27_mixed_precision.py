@@ -5,6 +5,7 @@ def rounded(value, bits):
     spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
     return int(value / spacing) * spacing
 
+
 # %% rounded: wrong, a half always goes up | equally near
 def rounded(value, bits):
     import math
@@ -12,9 +13,11 @@ def rounded(value, bits):
     spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
     return math.floor(value / spacing + 0.5) * spacing
 
+
 # %% rounded: wrong, decimal places | cannot be written with so few bits
 def rounded(value, bits):
     return round(value, bits)
+
 
 # %% rounded: wrong, one bit too many | cannot be written with so few bits
 # -     _, exponent = math.frexp(value)
@@ -25,18 +28,22 @@ def rounded(value, bits):
 # -     spacing = 2.0 ** (exponent - 1 - bits)
 # +     spacing = 2.0 ** (math.frexp(value)[1] - bits)
 
+
 # %% rounded: wrong, the spacing of numbers from 1 to 2 | with 3 bits
 def rounded(value, bits):
     return round(value * 2**bits) / 2**bits
+
 
 # %% rounded: wrong, a logarithm of zero | raised ValueError
 # -     _, exponent = math.frexp(value)
 # -     spacing = 2.0 ** (exponent - 1 - bits)
 # +     spacing = 2.0 ** (math.floor(math.log2(abs(value))) - bits)
 
+
 # %% rounded: wrong, always bfloat16 | cannot be written with so few bits
 def rounded(value, bits):
     return torch.tensor(value).bfloat16().item()
+
 
 # %% rounded: wrong, loses the sign | is nearer
 def rounded(value, bits):
@@ -45,18 +52,22 @@ def rounded(value, bits):
     spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
     return round(abs(value) / spacing) * spacing
 
+
 # %% least_update: wrong, the whole spacing | is the whole way to the neighbour
 # -     _, exponent = math.frexp(weight)
 # -     return 2.0 ** (exponent - 1 - bits) / 2
 # +     return 2.0 ** (math.frexp(weight)[1] - 1 - bits)
 
+
 # %% least_update: wrong, in proportion to the weight | a smaller update than
 def least_update(weight, bits):
     return abs(weight) * 2.0**-bits / 2
 
+
 # %% least_update: wrong, the same for all weights | weight 3.0
 def least_update(weight, bits):
     return 2.0 ** (-bits - 1)
+
 
 # %% least_update: wrong, no sign of the weight | raised ValueError
 # -     _, exponent = math.frexp(weight)
@@ -83,6 +94,7 @@ def least_update(weight, bits):
 # -     return 2.0 ** (exponent - 1 - bits) / 2
 # +     return math.copysign(2.0 ** (math.frexp(weight)[1] - 2 - bits), weight)
 
+
 # %% scaled_step: wrong, looks at its own gradients only | and the other rank does not
 def scaled_step(gradients, scale, clean, interval, all_reduce):
     if not all(bool(g.isfinite().all()) for g in gradients):
@@ -93,12 +105,14 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
         return True, scale * 2, 0
     return True, scale, clean + 1
 
+
 # %% scaled_step: wrong, misses nan | steps with it
 # -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
 # -     flag = torch.tensor([0.0 if finite else 1.0])
 # +     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
 # gradient in gradients: => g in gradients:
 # gradient /= => g /=
+
 
 # %% scaled_step: wrong, only the rank with a fault calls | for ever; others have returned already
 def scaled_step(gradients, scale, clean, interval, all_reduce):
@@ -110,6 +124,7 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     if clean + 1 == interval:
         return True, scale * 2, 0
     return True, scale, clean + 1
+
 
 # %% scaled_step: wrong, divides by the next scale | not those of the loss
 def scaled_step(gradients, scale, clean, interval, all_reduce):
@@ -123,6 +138,7 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     for g in gradients:
         g /= scale
     return True, scale, clean
+
 
 # %% scaled_step: wrong, does not divide | not those of the loss
 # -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
@@ -144,6 +160,7 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
 # gradient /= => g /=
 # clean + 1 == => clean ==
 
+
 # %% scaled_step: wrong, counts on after growing | the count of clean steps on rank 0 is 3 afterwards
 def scaled_step(gradients, scale, clean, interval, all_reduce):
     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
@@ -155,6 +172,7 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     clean += 1
     return True, scale * 2 if clean % interval == 0 else scale, clean
 
+
 # %% scaled_step: wrong, a skipped step keeps the count | the count of clean steps on rank 0 is 1 afterwards
 # -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
 # -     flag = torch.tensor([0.0 if finite else 1.0])
@@ -162,6 +180,7 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
 # scale / 2, 0 => scale / 2, clean
 # gradient in gradients: => g in gradients:
 # gradient /= => g /=
+
 
 # %% scaled_step: wrong, adds up all gradients to see it | one flag is enough
 def scaled_step(gradients, scale, clean, interval, all_reduce):
@@ -175,9 +194,11 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
         return True, scale * 2, 0
     return True, scale, clean + 1
 
+
 # %% compensated: wrong, forgets what was lost | the total is 1, and should be near
 def compensated(total, lost, update):
     return total + update, lost
+
 
 # %% compensated: wrong, the other sign | should be near
 # wanted - (new - total) => (new - total) - wanted
@@ -185,31 +206,38 @@ def compensated(total, lost, update):
 # update + => update -
 # wanted - (new - total) => (new - total) - wanted
 
+
 # %% compensated: wrong, keeps float32 | nothing longer may be kept
 def compensated(total, lost, update):
     new = total.float() + update.float() + lost.float()
     return new, lost
 
+
 # %% compensated: wrong, float32 for a moment only | the total is 1, and should be near
 def compensated(total, lost, update):
     return (total.float() + update.float()).bfloat16(), torch.zeros_like(lost)
+
 
 # %% compensated: wrong, the lost part is used and never renewed | should be near
 def compensated(total, lost, update):
     wanted = update + lost
     return total + wanted, lost
 
+
 # %% compensated: wrong, in the wrong order | should be near
 # new, wanted - (new - total) => wanted - (new - total), new
+
 
 # %% compensated: wrong, forgets the older loss | should be near
 def compensated(total, lost, update):
     new = total + update + lost
     return new, update - (new - total)
 
+
 # %% compensated: wrong, only the total | It should return (total, lost)
 def compensated(total, lost, update):
     return total + (update + lost)
+
 
 # %% scaled_step: wrong, takes a sum that overflows for a fault | rank 0 does not step
 # -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
@@ -260,6 +288,7 @@ def compensated(total, lost, update):
 # wanted = update + => update +=
 # total + wanted => total + update
 # wanted - => update -
+
 
 # %% scaled_step: wrong, Python's max over the tensors loses a nan that does not come first | rank 1 has nan
 def scaled_step(gradients, scale, clean, interval, all_reduce):

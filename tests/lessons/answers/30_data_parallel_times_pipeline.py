@@ -3,45 +3,56 @@ def share(microbatches, replicas, replica):
     each = microbatches // replicas
     return list(range(replica * each, (replica + 1) * each))
 
+
 # %% share: wrong, everything to everybody | should get
 # replica, microbatches, replicas => microbatches
+
 
 # %% share: wrong, some that are not there | are not there
 def share(microbatches, replicas, replica):
     each = -(-microbatches // replicas)
     return [replica + number * replicas for number in range(each)]
 
+
 # %% share: wrong, a range for a list | should get a list, not range
 # list(range(replica, microbatches, replicas)) => range(replica, microbatches, replicas)
+
 
 # %% share: wrong, a generator for a list | should get a list, not <generator
 def share(microbatches, replicas, replica):
     return (number for number in range(microbatches) if number % replicas == replica)
 
+
 # %% share: wrong, a tuple for a list | should get a list, not (0, 2, 4, 6)
 # return list => return tuple
+
 
 # %% share: wrong, whole rounds only | Of 5 micro-batches and 2 replicas, replica 0 should get [0, 2, 4]
 def share(microbatches, replicas, replica):
     return [replica + number * replicas for number in range(microbatches // replicas)]
+
 
 # %% share: wrong, replicas counted from 1 | should get
 # (range(replica, microbatches, replicas)) => (range(replica - 1, microbatches, replicas)) if replica else []
 # %% share: wrong, right for two replicas alone | Of 6 micro-batches and 3 replicas
 # , microbatches, replicas => , microbatches, 2
 
+
 # %% combined: wrong, a mean of means | away from the gradient
 def combined(gradients, samples):
     return sum(gradients) / len(gradients)
 
+
 # %% combined: wrong, a sum | away from the gradient
 # return sum(gradient * count for gradient, count in zip(gradients, samples)) / sum(samples) => return sum(gradients)
+
 
 # %% combined: wrong, one for each | should have the shape
 def combined(gradients, samples):
     import torch
 
     return torch.stack([gradient * count / sum(samples) for gradient, count in zip(gradients, samples)])
+
 
 # %% combined: wrong, a sum over samples | With [4, 4] samples
 # ) / sum(samples) => )
@@ -50,9 +61,11 @@ def combined(gradients, samples):
 # %% combined: wrong, weights the other way round | With [7, 6] samples
 # zip(gradients, samples) => zip(gradients, reversed(samples))
 
+
 # %% combined: wrong, a number for a tensor | A tensor is wanted
 def combined(gradients, samples):
     return float(sum(gradient.sum() * count for gradient, count in zip(gradients, samples)) / sum(samples))
+
 
 # %% combined: wrong, changes what it was given | have changed
 def combined(gradients, samples):
@@ -60,6 +73,7 @@ def combined(gradients, samples):
     for gradient, count in zip(gradients[1:], samples[1:]):
         total = total + gradient * count
     return total / sum(samples)
+
 
 # %% step_time: wrong, no all-reduce | a step takes
 # ) + 2 * (replicas - 1) / replicas * reduce / stages => )
@@ -101,11 +115,13 @@ def combined(gradients, samples):
 # +     fits = [r for r in possible if held(r) <= budget]
 # +     return workers // min(fits, key=time) if fits else None
 
+
 # %% share: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
 def share(microbatches, replicas, replica):
     import torch
 
     return list(torch.arange(microbatches)[replica::replicas])
+
 
 # %% combined: wrong, for vectors alone | Here a gradient has the shape (2, 3)
 def combined(gradients, samples):
@@ -114,12 +130,14 @@ def combined(gradients, samples):
     weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
     return weights @ torch.stack(gradients)
 
+
 # %% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
 def combined(gradients, samples):
     import torch
 
     weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
     return (torch.stack(gradients) * weights[:, None]).sum(0)
+
 
 # %% combined: wrong, for float64 alone | gradients of float32 in the shape (2, 2), it raised
 def combined(gradients, samples):
@@ -128,12 +146,14 @@ def combined(gradients, samples):
     weights = torch.tensor([count / sum(samples) for count in samples], dtype=torch.double)
     return torch.einsum("r,r...->...", weights, torch.stack(gradients))
 
+
 # %% combined: wrong, takes the gradients out of the list | have changed
 def combined(gradients, samples):
     total, number = 0, sum(samples)
     for count in samples:
         total = total + gradients.pop(0) * count
     return total / number
+
 
 # %% best: wrong, stops at the first layout that does not fit | 8 workers, 8 micro-batches, room for 8
 def best(workers, microbatches, time, held, budget):
@@ -146,6 +166,7 @@ def best(workers, microbatches, time, held, budget):
                 found = r
     return found
 
+
 # %% best: wrong, stops where a step takes longer than the one before | 8 workers, 8 micro-batches, room for 8
 def best(workers, microbatches, time, held, budget):
     possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0 and held(r) <= budget]
@@ -155,6 +176,7 @@ def best(workers, microbatches, time, held, budget):
             break
         found = r
     return found
+
 
 # %% best: wrong, nothing takes longer than a billion | the best has 1 replicas, not None
 def best(workers, microbatches, time, held, budget):

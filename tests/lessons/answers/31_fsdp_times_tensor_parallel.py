@@ -3,24 +3,29 @@ def rows_held(rows, dp, tp, rank):
     each = rows // (dp * tp)
     return list(range(rank * each, (rank + 1) * each))
 
+
 # %% rows_held: wrong, FSDP's cut first | Tensor parallel cuts first
 # t * (rows // tp) + d => d * (rows // dp) + t
 # %% rows_held: wrong, ranks counted along dp first | or ranks are counted along dp first
 # d, t = divmod(rank, tp) => t, d = divmod(rank, dp)
+
 
 # %% rows_held: wrong, tensor parallel alone | holds 2 rows, not 4
 def rows_held(rows, dp, tp, rank):
     each = rows // tp
     return list(range(rank % tp * each, (rank % tp + 1) * each))
 
+
 # %% rows_held: wrong, a range for a list | should get a list, not range
 # list(range(begin, begin + each)) => range(begin, begin + each)
 # %% rows_held: wrong, right for square meshes alone | 24 rows, dp=2, tp=3
 # rank, tp => rank, dp
 
+
 # %% rows_held: wrong, dealt like cards | rank 0 holds [0, 1], not [0, 4]
 def rows_held(rows, dp, tp, rank):
     return list(range(rank, rows, dp * tp))
+
 
 # %% rows_held: wrong, one row too many | holds 2 rows, not 3
 # begin + each => begin + each + 1
@@ -40,9 +45,11 @@ def rows_held(rows, dp, tp, rank):
 # %% bytes_held: wrong, of all ranks together | a rank holds
 # / (dp * tp if by_tp else dp) for => for
 
+
 # %% bytes_held: wrong, each parameter, not the sum | should return a number
 def bytes_held(parameters, dp, tp):
     return [16 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters]
+
 
 # %% gathers: wrong, without the model itself | parameters outside of its blocks
 # blocks + 1 => blocks
@@ -62,33 +69,41 @@ def bytes_held(parameters, dp, tp):
 # %% sent: wrong, along tp first | the one along dp comes first
 # along_dp, along_tp => along_tp, along_dp
 
+
 # %% sent: wrong, numbers for bytes | along dp a rank sends 14400 bytes, not 3600
 def sent(numbers, sums, tokens, width, dp, tp):
     return 3 * (dp - 1) / dp * numbers / tp, sums * 2 * (tp - 1) / tp * tokens * width
+
 
 # %% sent: wrong, an all-reduce sent once | along tp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
     return 3 * (dp - 1) / dp * numbers / tp * 4, sums * (tp - 1) / tp * tokens * width * 4
 
+
 # %% sent: wrong, the whole model along dp | along dp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
     return 3 * (dp - 1) / dp * numbers * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
+
 
 # %% sent: wrong, one gather | along dp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
     return 2 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
 
+
 # %% sent: wrong, a rank's piece counted as the whole | along dp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
     return 3 * (dp - 1) / dp * numbers / tp / dp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
+
 
 # %% sent: wrong, one vector for all tokens | along tp a rank sends
 def sent(numbers, sums, tokens, width, dp, tp):
     return 3 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * width * 4
 
+
 # %% sent: wrong, the sum of both | A pair is wanted
 def sent(numbers, sums, tokens, width, dp, tp):
     return sums * 2 * (tp - 1) / tp * tokens * width * 4 + 3 * (dp - 1) / dp * numbers / tp * 4
+
 
 # %% rows_held: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
 def rows_held(rows, dp, tp, rank):
@@ -96,6 +111,7 @@ def rows_held(rows, dp, tp, rank):
 
     d, t = divmod(rank, tp)
     return list(torch.arange(rows).chunk(tp)[t].chunk(dp)[d])
+
 
 # %% rows_held: wrong, at least two ranks along tp | 12 rows, dp=4, tp=1
 # rank, tp => rank, max(tp, 2)

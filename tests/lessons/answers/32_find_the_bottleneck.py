@@ -2,13 +2,16 @@
 def critical(ops):
     return sorted(ops, key=lambda name: ops[name][0])[-2:]
 
+
 # %% critical: wrong, all operations | where one does not wait for the one before
 def critical(ops):
     return list(ops)
 
+
 # %% critical: wrong, from its end to its beginning | from its end to its beginning
 # [path[0]] is => [path[-1]] is
 # insert(0, last[path[0]]) => append(last[path[-1]])
+
 
 # %% critical: wrong, always the longest of those that can follow | which takes
 def critical(ops):
@@ -19,6 +22,7 @@ def critical(ops):
         after = [name for name, (time, needs) in ops.items() if path[-1] in needs]
     return path
 
+
 # %% critical: wrong, back from the end to the longest need | which takes
 # ends, last = {}, => ends =
 # -         last[name] = max(needs, key=ends.get, default=None)
@@ -27,12 +31,14 @@ def critical(ops):
 # %% critical: wrong, ends with the last operation in the list | which takes
 # path = [max(ends, key=ends.get)] => path = [list(ops)[-1]]
 
+
 # %% critical: wrong, the chain with the most operations | which takes
 def critical(ops):
     chains = {}
     for name in ops:
         chains[name] = [*max((chains[need] for need in ops[name][1]), key=len, default=[]), name]
     return max(chains.values(), key=len)
+
 
 # %% critical: wrong, the first need alone | which takes
 def critical(ops):
@@ -42,6 +48,7 @@ def critical(ops):
         chains[name] = (before[0] + time, before[1] + [name])
     return max(chains.values())[1]
 
+
 # %% critical: wrong, its length | A list of names is wanted
 def critical(ops):
     ends = {}
@@ -49,11 +56,13 @@ def critical(ops):
         ends[name] = time + max((ends[need] for need in needs), default=0)
     return max(ends.values())
 
+
 # %% straggler: wrong, the largest sum | It is rank 1
 def straggler(arrivals):
     late = [[at - min(collective) for at in collective] for collective in arrivals]
     sums = [sum(ranks) for ranks in zip(*late)]
     return sums.index(max(sums))
+
 
 # %% straggler: wrong, the largest delay | It is rank 1
 def straggler(arrivals):
@@ -61,10 +70,12 @@ def straggler(arrivals):
     worst = [max(ranks) for ranks in zip(*late)]
     return worst.index(max(worst))
 
+
 # %% straggler: wrong, the one that came last most often | median lateness rank 0: 0
 def straggler(arrivals):
     last = [collective.index(max(collective)) for collective in arrivals]
     return max(set(last), key=last.count)
+
 
 # %% straggler: wrong, the median of the times as they are | It is rank
 # -     late = [[at - min(collective) for at in collective] for collective in arrivals]
@@ -75,15 +86,18 @@ def straggler(arrivals):
 # -     medians = [median(ranks) for ranks in zip(*late)]
 # +     medians = [median(collective) for collective in arrivals]
 
+
 # %% straggler: wrong, the smallest delay | It is rank
 def straggler(arrivals):
     late = [[at - min(collective) for at in collective] for collective in arrivals]
     least = [min(ranks) for ranks in zip(*late)]
     return least.index(max(least))
 
+
 # %% straggler: wrong, the last of the last collective | It is rank
 def straggler(arrivals):
     return arrivals[-1].index(max(arrivals[-1]))
+
 
 # %% straggler: wrong, how late, not which rank | not 5
 # -     medians = [median(ranks) for ranks in zip(*late)]
@@ -109,14 +123,17 @@ def straggler(arrivals):
 # -     return [mean, equal - mean, real - equal, step - real]
 # +     return [part / step for part in (mean, equal - mean, real - equal, step - real)]
 
+
 # %% gain: wrong, the operation alone | times as fast, not 2
 def gain(ops, name, factor):
     return factor
+
 
 # %% gain: wrong, Amdahl over all the work | times as fast, not
 def gain(ops, name, factor):
     share = ops[name][0] / sum(time for time, needs in ops.values())
     return 1 / (1 - share + share / factor)
+
 
 # %% gain: wrong, as if no other chain were left | times as fast, not
 def gain(ops, name, factor):
@@ -130,6 +147,7 @@ def gain(ops, name, factor):
         return 1
     share = ops[name][0] / ends[last]
     return 1 / (1 - share + share / factor)
+
 
 # %% gain: wrong, changes what it was given | `ops` has changed
 # -     time, needs = ops[name]
@@ -148,17 +166,20 @@ def gain(ops, name, factor):
 # equal = mean * (microbatches + workers - 1) => bubble = mean * (workers - 1)
 # equal - mean, real - equal, step - real => bubble, real - mean - bubble, max(0, step - real)
 
+
 # %% straggler: wrong, the upper one of the two in the middle | It is rank 1
 def straggler(arrivals):
     late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
     middle = [each[len(each) // 2] for each in late]
     return middle.index(max(middle))
 
+
 # %% straggler: wrong, lateness against the mean of the ranks | It is rank
 # from statistics import median => import statistics
 # min(collective) for at in collective => statistics.mean(step) for at in step
 # collective in => step in
 # median(ranks) for ranks => statistics.median(rank) for rank
+
 
 # %% straggler: wrong, the lower one of the two in the middle | It is rank 0
 def straggler(arrivals):

@@ -4,12 +4,14 @@ def snapshot(training):
 
     return {"model": copy.deepcopy(training.model.state_dict())}
 
+
 # %% snapshot: wrong, not where the data stand | begins again with row 0
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "random": training.random.get_state()})
+
 
 # %% snapshot: wrong, without the model | its weights are other ones
 def snapshot(training):
@@ -18,12 +20,14 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("optimizer", "scheduler")}
     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
 
+
 # %% snapshot: wrong, without the optimizer | Adam remembers
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "scheduler")}
     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
+
 
 # %% snapshot: wrong, without the scheduler | learning rate
 def snapshot(training):
@@ -32,12 +36,14 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer")}
     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
 
+
 # %% snapshot: wrong, without the generator | other noise
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "position": training.position})
+
 
 # %% snapshot: wrong, the seed of the generator | TypeError
 def snapshot(training):
@@ -46,10 +52,12 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
 
+
 # %% snapshot: wrong, no copies | has changed while the training went on
 def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return {**states, "random": training.random.get_state(), "position": training.position}
+
 
 # %% snapshot: wrong, a shallow copy | has changed while the training went on
 def snapshot(training):
@@ -58,11 +66,13 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
 
+
 # %% snapshot: wrong, a copy of the model only | has changed while the training went on
 def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     states["model"] = {name: each.clone() for name, each in states["model"].items()}
     return {**states, "random": training.random.get_state(), "position": training.position}
+
 
 # %% snapshot: wrong, the whole object | a dict
 def snapshot(training):
@@ -70,12 +80,14 @@ def snapshot(training):
 
     return copy.deepcopy(training)
 
+
 # %% snapshot: wrong, names of its own | knows the names
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+
 
 # %% pieces: wrong, rows of the whole tensor | from the beginning of the file
 def pieces(rank, ranks, old, length):
@@ -86,6 +98,7 @@ def pieces(rank, ranks, old, length):
     first, last = bounds(rank, ranks)
     both = [(number, max(first, bounds(number, old)[0]), min(last, bounds(number, old)[1])) for number in range(old)]
     return [each for each in both if each[1] < each[2]]
+
 
 # %% pieces: wrong, takes all to divide evenly | it reads
 def pieces(rank, ranks, old, length):
@@ -98,13 +111,16 @@ def pieces(rank, ranks, old, length):
             found.append((number, low - number * old_wide, high - number * old_wide))
     return found
 
+
 # %% pieces: wrong, a piece without rows | without rows
 # if low < => if low <=
+
 
 # %% pieces: wrong, the file of its own number | it has the rows
 def pieces(rank, ranks, old, length):
     wide = -(-length // old)
     return [(rank, 0, min(wide, length - rank * wide))] if rank < old and rank * wide < length else []
+
 
 # %% pieces: wrong, whole files | it has the rows
 def pieces(rank, ranks, old, length):
@@ -116,8 +132,10 @@ def pieces(rank, ranks, old, length):
     spans = [(number, *bounds(number, old)) for number in range(old)]
     return [(number, 0, end - begin) for number, begin, end in spans if max(first, begin) < min(last, end)]
 
+
 # %% pieces: wrong, the last row left out | as in a slice
 # (last, end) => (last, end) - 1
+
 
 # %% pieces: wrong, reads everything | it has the rows
 def pieces(rank, ranks, old, length):
@@ -125,11 +143,13 @@ def pieces(rank, ranks, old, length):
     spans = [(number, 0, min(wide, length - number * wide)) for number in range(old)]
     return [each for each in spans if each[2] > 0]
 
+
 # %% pieces: wrong, old and new mixed up | an old rank that is not there
 # = bounds(rank, ranks) => = bounds(rank, old)
 # range(old) => range(ranks)
 # number, old => number, ranks
 # number, low => number + old, low
+
 
 # %% pieces: wrong, the first that it finds | it has the rows
 def pieces(rank, ranks, old, length):
@@ -140,15 +160,18 @@ def pieces(rank, ranks, old, length):
     number = first // old_wide
     return [(number, first - number * old_wide, min(last - number * old_wide, old_wide))]
 
+
 # %% pieces: wrong, without the old ranks | triples
 def pieces(rank, ranks, old, length):
     wide = -(-length // ranks)
     return [(min(rank * wide, length), min((rank + 1) * wide, length))]
 
+
 # %% how_often: wrong, without the nodes | would be right for one node
 def how_often(cost, node_mtbf, nodes):
     interval = (2 * cost * node_mtbf) ** 0.5
     return interval, cost / interval + interval / (2 * node_mtbf)
+
 
 # %% how_often: wrong, more nodes fail less often | More nodes fail more often
 # node_mtbf / => node_mtbf *
@@ -157,24 +180,29 @@ def how_often(cost, node_mtbf, nodes):
 # %% how_often: wrong, without the root | lacks the root
 # (2 * cost * mtbf) ** 0.5 => 2 * cost * mtbf
 
+
 # %% how_often: wrong, loses no work | only one half
 def how_often(cost, node_mtbf, nodes):
     interval = (2 * cost * node_mtbf / nodes) ** 0.5
     return interval, cost / interval
+
 
 # %% how_often: wrong, saves for nothing | only one half
 # cost / interval + interval => interval
 # %% how_often: wrong, a whole interval for each failure | in the middle of one
 # (2 * mtbf) => mtbf
 
+
 # %% how_often: wrong, the share by one node | of the time is lost, not
 def how_often(cost, node_mtbf, nodes):
     interval = (2 * cost * node_mtbf / nodes) ** 0.5
     return interval, cost / interval + interval / (2 * node_mtbf)
 
+
 # %% how_often: wrong, the interval alone | two numbers
 def how_often(cost, node_mtbf, nodes):
     return (2 * cost * node_mtbf / nodes) ** 0.5
+
 
 # %% total_time: wrong, saves take no time | the work alone
 # -     def needed(left):
@@ -190,9 +218,11 @@ def how_often(cost, node_mtbf, nodes):
 # %% total_time: wrong, no time for restarts | the time of a restart
 # up + restart => up
 
+
 # %% total_time: wrong, loses no work | loses no work
 def total_time(work, interval, cost, restart, failures):
     return work + (-(-work // interval) - 1) * cost + restart * len(failures)
+
 
 # %% total_time: wrong, begins anew | begins anew after each failure
 def total_time(work, interval, cost, restart, failures):
@@ -202,6 +232,7 @@ def total_time(work, interval, cost, restart, failures):
             break
         time += up + restart
     return time + needed
+
 
 # %% total_time: wrong, counts a save that is not complete | that is not complete
 # (interval + cost) => interval
@@ -214,6 +245,7 @@ def total_time(work, interval, cost, restart, failures):
 # +         done = min(work, done + up // (interval + cost) * interval)
 # time + needed(work - done) => time + max(0, needed(work - done))
 
+
 # %% total_time: wrong, does not stop when the work is done | the run ends there
 def total_time(work, interval, cost, restart, failures):
     time = done = 0
@@ -222,6 +254,7 @@ def total_time(work, interval, cost, restart, failures):
         time += up + restart
     left = work - done
     return time + left + (-(-left // interval) - 1) * cost
+
 
 # %% total_time: wrong, a failure at the moment of the end counts | it takes 68, not 98
 # (work - done) <= => (work - done) <
@@ -238,6 +271,7 @@ def snapshot(training):
     snapshots.update(random=training.random.get_state(), position=training.position)
     return snapshots
 
+
 # %% snapshot: wrong, takes it that Adam has made a step | raised KeyError
 def snapshot(training):
     import copy
@@ -245,6 +279,7 @@ def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     states["optimizer"]["state"][0]["step"].item()
     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
+
 
 # %% pieces: wrong, fractions | triples of whole numbers are wanted
 # = -(-length // ranks) => = float(-(-length // ranks))

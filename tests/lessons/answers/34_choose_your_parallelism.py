@@ -4,15 +4,18 @@ def layouts(workers, layers, heads, microbatches):
     found = [(a, b, c) for a in n for b in n for c in n if a * b * c == workers]
     return [(a, b, c) for a, b, c in found if heads % b == microbatches % a == 0]
 
+
 # %% layouts: wrong, does not look at the heads | does not divide the heads
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
     return [(a, b, c) for a in n for b in n for c in n if a * b * c == workers and layers % c == microbatches % a == 0]
 
+
 # %% layouts: wrong, does not look at the micro-batches | do not divide the micro-batches
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
     return [(a, b, c) for a in n for b in n for c in n if a * b * c == workers and layers % c == heads % b == 0]
+
 
 # %% layouts: wrong, powers of two alone | 6 workers, 6 layers
 def layouts(workers, layers, heads, microbatches):
@@ -25,6 +28,7 @@ def layouts(workers, layers, heads, microbatches):
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     ]
 
+
 # %% layouts: wrong, no more than all workers used | needs 1 workers
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
@@ -35,6 +39,7 @@ def layouts(workers, layers, heads, microbatches):
         for c in n
         if workers % (a * b * c) == 0 and layers % c == heads % b == microbatches % a == 0
     ]
+
 
 # %% layouts: wrong, lists for triples | is no triple
 def layouts(workers, layers, heads, microbatches):
@@ -47,11 +52,13 @@ def layouts(workers, layers, heads, microbatches):
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     ]
 
+
 # %% layouts: wrong, pp with a fraction | of whole numbers
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
     found = [(a, b, workers / (a * b)) for a in n for b in n]
     return [(a, b, c) for a, b, c in found if layers % c == heads % b == microbatches % a == 0]
+
 
 # %% layouts: wrong, each dimension below all workers | is missing
 def layouts(workers, layers, heads, microbatches):
@@ -64,6 +71,7 @@ def layouts(workers, layers, heads, microbatches):
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     ]
 
+
 # %% layouts: wrong, an iterator | a list is wanted
 def layouts(workers, layers, heads, microbatches):
     n = range(1, workers + 1)
@@ -74,6 +82,7 @@ def layouts(workers, layers, heads, microbatches):
         for c in n
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     )
+
 
 # %% layouts: wrong, tp and pp exchanged | does not divide the heads
 def layouts(workers, layers, heads, microbatches):
@@ -86,34 +95,42 @@ def layouts(workers, layers, heads, microbatches):
         if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
     ]
 
+
 # %% held: wrong, no ZeRO | dp=4, tp=1, pp=1
 # (4 + 12 / dp) => 16
 # %% held: wrong, ZeRO for everything | dp=4, tp=1, pp=1
 # (4 + 12 / dp) => 16 / dp
 
+
 # %% held: wrong, activations of all micro-batches | dp=1, tp=1, pp=1
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + microbatches / dp * activations) / (tp * pp)
+
 
 # %% held: wrong, always pp micro-batches under way | dp=4, tp=1, pp=4
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + pp * activations) / (tp * pp)
 
+
 # %% held: wrong, micro-batches not dealt to the replicas | dp=4, tp=1, pp=4
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + min(pp, microbatches) * activations) / (tp * pp)
+
 
 # %% held: wrong, activations whole on each rank | dp=1, tp=4, pp=1
 # (parameters * (4 + 12 / dp) + under_way * activations) => parameters * (4 + 12 / dp)
 # (tp * pp) => (tp * pp) + under_way * activations / pp
 
+
 # %% held: wrong, one micro-batch under way | dp=1, tp=1, pp=4
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + activations) / (tp * pp)
 
+
 # %% held: wrong, a pipeline cuts the layers alone | dp=1, tp=4, pp=1
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 / dp) + min(pp, microbatches // dp) * activations) / pp
+
 
 # %% step_time: wrong, no bubble | dp=1, tp=1, pp=4
 # (microbatches / dp + pp - 1) => microbatches / dp
@@ -133,12 +150,14 @@ def held(parameters, activations, dp, tp, pp, microbatches):
 # vector, tp => tp, vector + 0.5
 # gradient / (tp * pp), dp => dp, gradient / (tp * pp)
 
+
 # %% choose: wrong, tensor parallel over several hosts | that layout is not possible
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
     possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == 0]
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
+
 
 # %% choose: wrong, tensor parallel up to the size of a host | does not divide the 6 workers of a host
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -147,12 +166,14 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 
+
 # %% choose: wrong, does not look at the budget | room for 100
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
     possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min(possible, key=time, default=None)
+
 
 # %% choose: wrong, fails where nothing fits | raised ValueError
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -161,12 +182,14 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time)
 
+
 # %% choose: wrong, the smallest and not the fastest | the best is
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
     possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=held, default=None)
+
 
 # %% choose: wrong, forgets the heads | that layout is not possible
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -175,6 +198,7 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if layers % c == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 
+
 # %% choose: wrong, forgets the layers | that layout is not possible
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
@@ -182,12 +206,14 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if heads % b == microbatches % a == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 
+
 # %% choose: wrong, its time and not the layout | the best is
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     n = range(1, workers + 1)
     possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
     return min([time(layout) for layout in possible if held(layout) <= budget], default=None)
+
 
 # %% choose: wrong, always a whole host for tensor parallel | the best is
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -197,9 +223,11 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == per_host % b == 0]
     return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 
+
 # %% held: wrong, whole bytes of state | dp=8, tp=1, pp=2
 def held(parameters, activations, dp, tp, pp, microbatches):
     return (parameters * (4 + 12 // dp) + min(pp, microbatches // dp) * activations) / (tp * pp)
+
 
 # %% choose: wrong, a layout that fills the budget does not fit | room for 121.875
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
@@ -212,6 +240,7 @@ def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
             if layers % layout[2] == 0 and held(layout) < budget:
                 fits.append(layout)
     return min(fits, key=time, default=None)
+
 
 # %% layouts: wrong, no more stages than layers | in (1, 2, 4) the stages do not divide the layers
 # layers % pp == 0 => pp <= layers

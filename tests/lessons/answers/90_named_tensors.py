@@ -2,13 +2,16 @@
 def standardise(x, over):
     return (x - x.mean(over)) / x.std(over)
 
+
 # %% standardise: wrong, always the last one | Over 'N'
 def standardise(x, over):
     return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
 
+
 # %% standardise: wrong, drops the names | names are gone
 def standardise(x, over):
     return ((x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)).rename(None)
+
 
 # %% standardise: wrong, subtracts alone | Over 'C' the mean
 # (x - x.mean(over, keepdim=True)) / x.std => x - x.mean
@@ -17,19 +20,23 @@ def standardise(x, over):
 # %% standardise: wrong, divides first | Over 'C' the mean
 # (x - x.mean(over, keepdim=True)) / x.std => x / x.std(over, keepdim=True) - x.mean
 
+
 # %% standardise: wrong, over everything | Over 'C' the mean
 def standardise(x, over):
     return (x - x.mean()) / x.std()
+
 
 # %% standardise: wrong, changes the tensor | has changed the tensor (N, T, C)
 def standardise(x, over):
     x -= x.mean(over, keepdim=True)
     return x / x.std(over, keepdim=True)
 
+
 # %% standardise: wrong, in another order | should be (N, T, C), not
 def standardise(x, over):
     x = x.align_to(..., over)
     return (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)
+
 
 # %% scale_channels: wrong, channels must be last | For images (N, C, H, W) it raised NamesError
 # scale.align_as(images) => scale
@@ -42,14 +49,17 @@ def standardise(x, over):
 # %% scale_channels: wrong, aligns the other one | For images (N, H, W, C) it raised
 # images * scale.align_as(images) => images.align_as(scale) * scale
 
+
 # %% scale_channels: wrong, sums the channels | should be (N, H, W, C), not
 def scale_channels(images, scale):
     return contract(images, scale, to=tuple(name for name in images.names if name != "C"))
+
 
 # %% scale_channels: wrong, changes the images | has changed the tensor
 def scale_channels(images, scale):
     images *= scale.align_as(images)
     return images
+
 
 # %% scale_channels: wrong, one number for all | another dimension than C
 # align_as(images) => sum()
@@ -73,10 +83,12 @@ def scale_channels(images, scale):
 # "N", "T", "S" => "T", "S"
 # "N", "T", "V" => "T", "V"
 
+
 # %% with_heads: wrong, one head | the numbers are not right
 def with_heads(query, key, value, heads):
     scores = contract(query, key, to=("N", "T", "S")) / query.size("E") ** 0.5
     return contract(scores.softmax("S"), value, to=("N", "T", "E"))
+
 
 # %% with_heads: wrong, the root of the whole size | not of that of one head
 # size = query.size("E") // heads => whole = query.size("E")
@@ -101,15 +113,18 @@ def with_heads(query, key, value, heads):
 # %% attention: wrong, the root of the size of the values | not those of attention
 # query.size("E") => value.size("V")
 
+
 # %% standardise: wrong, divides by n | and yours by n
 def standardise(x, over):
     centred = x - x.mean(over, keepdim=True)
     return centred / (centred * centred).mean(over, keepdim=True) ** 0.5
 
+
 # %% standardise: wrong, for the names N, T and C alone | a tensor (row, N) raised
 def standardise(x, over):
     x = x.align_to("N", "T", "C")
     return (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)
+
 
 # %% attention: wrong, the root of 4 | of size 9 in E: the names are right
 # query.size("E") ** 0.5 => 2

@@ -7,14 +7,17 @@ def in_window(begin, parts, limit):
         under_way.append(begin(part))
     return results + [call.wait() for call in under_way]
 
+
 # %% in_window: wrong, one after another | you wait for call 1 while 1 of 2 calls are under way
 def in_window(begin, parts, limit):
     return [begin(part).wait() for part in parts]
+
 
 # %% in_window: wrong, all at once | you begin call 3, and 2 are under way already
 def in_window(begin, parts, limit):
     calls = [begin(part) for part in parts]
     return [call.wait() for call in calls]
+
 
 # %% in_window: wrong, one too many | you begin call 3, and 2 are under way already
 def in_window(begin, parts, limit):
@@ -24,6 +27,7 @@ def in_window(begin, parts, limit):
         if len(under_way) > limit:
             results.append(under_way.pop(0).wait())
     return results + [call.wait() for call in under_way]
+
 
 # %% in_window: wrong, waits as soon as the window is full | begin the next one first
 def in_window(begin, parts, limit):
@@ -36,6 +40,7 @@ def in_window(begin, parts, limit):
             under_way = []
     return results + [call.wait() for call in under_way]
 
+
 # %% in_window: wrong, block after block | you wait for call 2 while 1 of 2 calls are under way
 def in_window(begin, parts, limit):
     results = []
@@ -44,10 +49,12 @@ def in_window(begin, parts, limit):
         results += [call.wait() for call in calls]
     return results
 
+
 # %% in_window: wrong, waits for the newest | you wait for call 2; the oldest one under way is 1
 # (0).wait => ().wait
 # %% in_window: wrong, forgets those that are left | you return [40, 10, 40]
 # results + [call.wait() for call in under_way] => results
+
 
 # %% in_window: wrong, futures in place of results | the results are [40, 10, 40, 20, 80]; you return [<
 def in_window(begin, parts, limit):
@@ -57,6 +64,7 @@ def in_window(begin, parts, limit):
             calls[number - limit].wait()
         calls.append(begin(part))
     return calls
+
 
 # %% in_window: wrong, kept by part | 5 parts, at most 2 under way: the results are
 def in_window(begin, parts, limit):
@@ -69,6 +77,7 @@ def in_window(begin, parts, limit):
     results.update((part, call.wait()) for part, call in under_way)
     return list(results.values())
 
+
 # %% in_window: wrong, empties the list of parts | `parts` itself has changed
 def in_window(begin, parts, limit):
     results, under_way = [], []
@@ -79,6 +88,7 @@ def in_window(begin, parts, limit):
             results.append(under_way.pop(0).wait())
     return results
 
+
 # %% in_window: wrong, takes it that there are more parts than places | raised IndexError
 def in_window(begin, parts, limit):
     under_way = [begin(parts[number]) for number in range(limit)]
@@ -88,12 +98,14 @@ def in_window(begin, parts, limit):
         under_way.append(begin(part))
     return results + [call.wait() for call in under_way]
 
+
 # %% in_window: wrong, a generator | you return <generator
 # results, under_way = [], => under_way =
 # results.append(under_way.pop(0).wait()) => yield under_way.pop(0).wait()
 # -     return results + [call.wait() for call in under_way]
 # +     for call in under_way:
 # +         yield call.wait()
+
 
 # %% gather_uneven: right
 def gather_uneven(mine, size, all_gather):
@@ -102,14 +114,17 @@ def gather_uneven(mine, size, all_gather):
     padded[: len(mine)] = mine
     return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
 
+
 # %% gather_uneven: wrong, as they are | In a collective all ranks make the same call
 def gather_uneven(mine, size, all_gather):
     return all_gather(mine)
+
 
 # %% gather_uneven: wrong, does not cut | in place 0 a tensor of shape (5,); the vector of rank 0 has length 3
 def gather_uneven(mine, size, all_gather):
     longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
     return all_gather(torch.nn.functional.pad(mine, (0, longest - len(mine))))
+
 
 # %% gather_uneven: wrong, cuts to its own length | in place 1 a tensor of shape (3,); the vector of rank 1 has length 5
 def gather_uneven(mine, size, all_gather):
@@ -117,11 +132,13 @@ def gather_uneven(mine, size, all_gather):
     padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
     return [vector[: len(mine)] for vector in all_gather(padded)]
 
+
 # %% gather_uneven: wrong, takes zeros for padding | in place 1 a tensor of shape (3,)
 def gather_uneven(mine, size, all_gather):
     longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
     padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
     return [vector[vector != 0] if place else vector[: len(mine)] for place, vector in enumerate(all_gather(padded))]
+
 
 # %% gather_uneven: wrong, strips zeros at the end | shape (1,); the vector of rank 1 has length 2
 def gather_uneven(mine, size, all_gather):
@@ -134,6 +151,7 @@ def gather_uneven(mine, size, all_gather):
         found.append(torch.tensor(values))
     return found
 
+
 # %% gather_uneven: wrong, pads to a length that is enough here | numbers to all_gather, where
 # -     padded = torch.zeros(max(lengths))
 # -     padded[: len(mine)] = mine
@@ -143,17 +161,20 @@ def gather_uneven(mine, size, all_gather):
 # -     padded[: len(mine)] = mine
 # +     padded = torch.cat([mine, torch.zeros(2 * max(lengths) - len(mine))])
 
+
 # %% gather_uneven: wrong, changes its vector | `mine` of rank 0 has changed
 def gather_uneven(mine, size, all_gather):
     lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
     mine.resize_(max(lengths))
     return [vector[:length].clone() for vector, length in zip(all_gather(mine), lengths)]
 
+
 # %% gather_uneven: wrong, one vector | a list with a tensor of each rank is wanted
 def gather_uneven(mine, size, all_gather):
     lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
     return torch.cat([vector[:length] for vector, length in zip(all_gather(padded), lengths)])
+
 
 # %% gather_uneven: wrong, who has nothing stays away | for ever; others have returned already
 def gather_uneven(mine, size, all_gather):
@@ -163,16 +184,19 @@ def gather_uneven(mine, size, all_gather):
     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
     return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
 
+
 # %% gather_uneven: wrong, leaves out the empty ones | a list of 2; there are 3 ranks
 def gather_uneven(mine, size, all_gather):
     lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
     return [vector[:length] for vector, length in zip(all_gather(padded), lengths) if length]
 
+
 # %% gather_uneven: wrong, padding in front | rank 0 has [1, 0, 3]
 # -     padded = torch.zeros(max(lengths))
 # -     padded[: len(mine)] = mine
 # +     padded = torch.cat([torch.zeros(max(lengths) - len(mine)), mine])
+
 
 # %% gather_uneven: wrong, one number after another | calls; two are enough
 def gather_uneven(mine, size, all_gather):
@@ -181,6 +205,7 @@ def gather_uneven(mine, size, all_gather):
     columns = [all_gather(padded[place]) for place in range(max(lengths))]
     found = [torch.tensor([float(column[rank]) for column in columns]) for rank in range(size)]
     return [vector[:length] for vector, length in zip(found, lengths)]
+
 
 # %% fan_out: right
 def fan_out(first, branches, x):
@@ -194,6 +219,7 @@ def fan_out(first, branches, x):
     hidden.backward(total)
     return received.grad
 
+
 # %% fan_out: right, one backward for all copies
 def fan_out(first, branches, x):
     leaf = x.detach().requires_grad_()
@@ -203,12 +229,14 @@ def fan_out(first, branches, x):
     (gradient,) = torch.autograd.grad(hidden, leaf, sum(copy.grad for copy in copies))
     return gradient
 
+
 # %% fan_out: wrong, the graph travels | a tensor with a graph behind it
 def fan_out(first, branches, x):
     received = x.clone().requires_grad_()
     hidden = first(received)
     sum(branch(hidden) for branch in branches).backward()
     return received.grad
+
 
 # %% fan_out: wrong, a clone keeps the graph | a tensor with a graph behind it
 # x.detach(). => x.
@@ -217,6 +245,7 @@ def fan_out(first, branches, x):
 # +         copy = hidden.clone()
 # +         copy.retain_grad()
 # +         branch(copy).backward(retain_graph=True)
+
 
 # %% fan_out: wrong, the copy needs no gradient | a tensor that needs no gradient
 def fan_out(first, branches, x):
@@ -227,6 +256,7 @@ def fan_out(first, branches, x):
     hidden.backward(sum(copy.grad for copy in copies))
     return received.grad
 
+
 # %% fan_out: wrong, backward once for each branch | 2 times through the graph of `first`, not once
 # x.detach(). => x.
 # -     total = torch.zeros_like(hidden)
@@ -234,6 +264,7 @@ def fan_out(first, branches, x):
 # -         total += copy.grad
 # -     hidden.backward(total)
 # +         hidden.backward(copy.grad, retain_graph=True)
+
 
 # %% fan_out: wrong, first runs for each branch | `first` runs 2 times; once is enough
 def fan_out(first, branches, x):
@@ -245,6 +276,7 @@ def fan_out(first, branches, x):
         hidden.backward(copy.grad)
     return received.grad
 
+
 # %% fan_out: wrong, the last part alone | 2 branches: the gradient of `x` is
 # x.detach(). => x.
 # -     total = torch.zeros_like(hidden)
@@ -252,6 +284,7 @@ def fan_out(first, branches, x):
 # -         total += copy.grad
 # -     hidden.backward(total)
 # +     hidden.backward(copy.grad)
+
 
 # %% fan_out: wrong, the mean of the parts | 2 branches: the gradient of `x` is
 def fan_out(first, branches, x):
@@ -263,6 +296,7 @@ def fan_out(first, branches, x):
     hidden.backward(torch.stack([copy.grad for copy in copies]).mean(0))
     return received.grad
 
+
 # %% fan_out: wrong, one copy for all | the same tensor as a branch before
 def fan_out(first, branches, x):
     received = x.clone().requires_grad_()
@@ -273,6 +307,7 @@ def fan_out(first, branches, x):
     hidden.backward(copy.grad)
     return received.grad
 
+
 # %% fan_out: wrong, changes x | `x` itself has changed
 def fan_out(first, branches, x):
     x.requires_grad_()
@@ -282,6 +317,7 @@ def fan_out(first, branches, x):
         branch(copy).backward()
     hidden.backward(sum(copy.grad for copy in copies))
     return x.grad
+
 
 # %% fan_out: wrong, stops at hidden | the gradient of `x` is [4, 8]; yours is [1, 1]
 def fan_out(first, branches, x):
@@ -294,6 +330,7 @@ def fan_out(first, branches, x):
     hidden.backward(total)
     return total
 
+
 # %% fan_out: wrong, x needs no gradient | raised RuntimeError
 def fan_out(first, branches, x):
     hidden = first(x)
@@ -303,6 +340,7 @@ def fan_out(first, branches, x):
     hidden.backward(sum(copy.grad for copy in copies))
     return x.grad
 
+
 # %% fan_out: wrong, begins again with ones | the gradient of `x` is
 def fan_out(first, branches, x):
     received = x.clone().requires_grad_()
@@ -311,6 +349,7 @@ def fan_out(first, branches, x):
         branch(hidden.detach().requires_grad_()).backward()
     hidden.sum().backward()
     return received.grad
+
 
 # %% accepted: right
 def accepted(log, most):
@@ -323,10 +362,12 @@ def accepted(log, most):
             steps += answers[-1]
     return answers
 
+
 # %% accepted: wrong, what is thrown away counts | so it is accepted; you say False
 # answers[-1] => 1
 # %% accepted: wrong, less than | so it is accepted; you say False
 # [trainer] <= => [trainer] <
+
 
 # %% accepted: wrong, own steps do not count | so it is thrown away; you say True
 def accepted(log, most):
@@ -340,6 +381,7 @@ def accepted(log, most):
                 for other in others:
                     others[other] += other != trainer
     return answers
+
 
 # %% accepted: wrong, a push is a pull | so it is thrown away; you say True
 # -     return answers
@@ -358,6 +400,7 @@ def accepted(log, most):
 # -             steps += answers[-1]
 # +             answers.append(place - pulled[trainer] - 1 <= most)
 
+
 # %% accepted: wrong, names | a list of True and False is wanted
 def accepted(log, most):
     steps, pulled, names = 0, {}, []
@@ -368,6 +411,7 @@ def accepted(log, most):
             steps += 1
             names.append(trainer)
     return names
+
 
 # %% accepted: wrong, the staleness | a list of True and False is wanted
 # [trainer] <= most => [trainer]
@@ -381,12 +425,14 @@ def accepted(log, most):
 # +         answers.append(steps - pulled[trainer] <= most)
 # +         steps += kind == "push" and answers[-1]
 
+
 # %% two_level: right
 def two_level(n, nodes, per_node, fast, slow):
     def rounds(size, ranks, alpha, beta):
         return (ranks - 1) * (alpha + size / ranks / beta)
 
     return 2 * rounds(n, per_node, *fast) + 2 * rounds(n / per_node, nodes, *slow)
+
 
 # %% two_level: wrong, all bytes go between nodes | two_level(800, 2, 4, (1.0, 100.0), (5.0, 10.0)) is 48
 # n / per_node => n
@@ -406,11 +452,13 @@ def two_level(n, nodes, per_node, fast, slow):
 # %% two_level: wrong, multiplies by the bandwidth | you say
 # / ranks / => / ranks *
 
+
 # %% two_level: wrong, one ring of all ranks | you say
 def two_level(n, nodes, per_node, fast, slow):
     ranks = nodes * per_node
     alpha, beta = slow if nodes > 1 else fast
     return 2 * (ranks - 1) * (alpha + n / ranks / beta)
+
 
 # %% zero1_step: right
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
@@ -420,26 +468,31 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     shard = torch.nn.functional.pad(whole, padding).chunk(size)[rank] - lr * velocity
     whole.copy_(all_gather(shard)[: len(whole)])
 
+
 # %% zero1_step: right, gathers velocities
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     mean = reduce_scatter(torch.nn.functional.pad(gradient, (0, -len(gradient) % size))) / size
     velocity.copy_(momentum * velocity + mean)
     whole -= lr * all_gather(velocity)[: len(whole)]
 
+
 # %% zero1_step: wrong, the sum in place of the mean | `velocity` of rank 0 is
 # -     mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
 # -     velocity.mul_(momentum).add_(mean)
 # +     velocity.mul_(momentum).add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)))
+
 
 # %% zero1_step: wrong, no padding | cuts a vector into 2 equal shards; it was given the shape (5,)
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     velocity.mul_(momentum).add_(reduce_scatter(gradient) / size)
     whole.copy_(all_gather(whole.chunk(size)[rank] - lr * velocity))
 
+
 # %% zero1_step: wrong, another velocity under the same name | `velocity` of rank 0 is [0, 0]
 # -     mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
 # -     velocity.mul_(momentum).add_(mean)
 # +     velocity = momentum * velocity + reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
+
 
 # %% zero1_step: wrong, other parameters under the same name | step 1: `whole` of rank 0 is [1, 2, 3, 4]
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
@@ -447,6 +500,7 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     velocity.mul_(momentum).add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size)
     shard = torch.nn.functional.pad(whole, padding).chunk(size)[rank] - lr * velocity
     whole = all_gather(shard)[: len(whole)]
+
 
 # %% zero1_step: wrong, steps without the velocity | step 2: `whole` of rank 0 is
 # * velocity => * mean
@@ -457,6 +511,7 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
 # -     velocity.mul_(momentum).add_(mean)
 # +     velocity.copy_(reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size)
 
+
 # %% zero1_step: wrong, gathers twice | calls reduce_scatter, all_gather, all_gather; each once is enough
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     padding = (0, -len(whole) % size)
@@ -465,6 +520,7 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     velocity.copy_(all_gather(shard).chunk(size)[rank])
     whole.sub_(lr * all_gather(shard)[: len(whole)])
 
+
 # %% zero1_step: wrong, every rank takes the first shard | step 1: `whole` of rank 0 is
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     padding = (0, -len(whole) % size)
@@ -472,10 +528,12 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     shard = torch.nn.functional.pad(whole, padding)[: len(velocity)] - lr * velocity
     whole.copy_(all_gather(shard)[: len(whole)])
 
+
 # %% zero1_step: wrong, changes the gradient | `gradient` of rank 0 has changed
 # mean = reduce_scatter => gradient = reduce_scatter
 # = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / => /=
 # add_(mean) => add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)))
+
 
 # %% zero1_step: wrong, a shard more of padding than needed | gives all_gather 3 numbers; a shard has 2
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
@@ -486,6 +544,7 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     shard[: len(velocity)] -= lr * velocity
     whole.copy_(all_gather(shard)[: len(whole)])
 
+
 # %% embed: right
 def embed(ids, piece, first, all_reduce):
     here = (ids >= first) & (ids < first + len(piece))
@@ -493,6 +552,7 @@ def embed(ids, piece, first, all_reduce):
     rows = torch.where(here.unsqueeze(-1), rows, 0.0)
     all_reduce(rows)
     return rows
+
 
 # %% embed: right, zeros put in afterwards
 def embed(ids, piece, first, all_reduce):
@@ -503,16 +563,19 @@ def embed(ids, piece, first, all_reduce):
     all_reduce(rows)
     return rows
 
+
 # %% embed: wrong, no mask | rank 0 returns
 def embed(ids, piece, first, all_reduce):
     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
     all_reduce(rows)
     return rows
 
+
 # %% embed: wrong, no all-reduce | rank 0 returns [0, 0
 def embed(ids, piece, first, all_reduce):
     here = (ids >= first) & (ids < first + len(piece))
     return piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+
 
 # %% embed: wrong, one row too many | rank 0 returns
 def embed(ids, piece, first, all_reduce):
@@ -521,6 +584,7 @@ def embed(ids, piece, first, all_reduce):
     all_reduce(rows)
     return rows
 
+
 # %% embed: wrong, numbers below wrap around | rank 0 returns
 def embed(ids, piece, first, all_reduce):
     here = ids < first + len(piece)
@@ -528,22 +592,26 @@ def embed(ids, piece, first, all_reduce):
     all_reduce(rows)
     return rows
 
+
 # %% embed: wrong, numbers of the whole table | raised IndexError
 def embed(ids, piece, first, all_reduce):
     rows = piece[ids]
     all_reduce(rows)
     return rows
 
+
 # %% embed: wrong, forgets where its piece begins | rank 0 returns
 # -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
 # -     rows = torch.where(here.unsqueeze(-1), rows, 0.0)
 # +     rows = piece[ids % len(piece)] * here.unsqueeze(-1)
+
 
 # %% embed: wrong, returns the result of all_reduce | The function returns nothing so far
 def embed(ids, piece, first, all_reduce):
     here = (ids >= first) & (ids < first + len(piece))
     rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
     return all_reduce(rows)
+
 
 # %% embed: wrong, one vector of ids alone | raised
 def embed(ids, piece, first, all_reduce):
@@ -554,10 +622,12 @@ def embed(ids, piece, first, all_reduce):
     all_reduce(rows)
     return rows
 
+
 # %% embed: wrong, all pieces as long as its own | rank 0 returns
 # here = (ids >= first) & (ids < first + len(piece)) => rank = first // len(piece)
 # rows = piece[(ids - first).clamp(0, len(piece) - 1)] => here = ids // len(piece) == rank
 # torch.where(here.unsqueeze(-1), rows, 0.0) => piece[ids % len(piece)] * here.unsqueeze(-1)
+
 
 # %% embed: wrong, an all-reduce for each id | all-reduces; one is enough
 def embed(ids, piece, first, all_reduce):
@@ -568,6 +638,7 @@ def embed(ids, piece, first, all_reduce):
         rows.append(row)
     return torch.stack(rows).reshape(*ids.shape, -1)
 
+
 # %% embed: wrong, changes the ids | `ids` of rank 1 has changed
 def embed(ids, piece, first, all_reduce):
     ids -= first
@@ -576,10 +647,12 @@ def embed(ids, piece, first, all_reduce):
     all_reduce(rows)
     return rows
 
+
 # %% embed: wrong, rows that are not there left out | rank 0 returns a tensor of shape (3, 2); (6, 2) is wanted
 # -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
 # -     rows = torch.where(here.unsqueeze(-1), rows, 0.0)
 # +     rows = piece[ids[here] - first]
+
 
 # %% idle: right
 def idle(times):
@@ -590,16 +663,19 @@ def idle(times):
             ends[stage] = before = max(before, ends[stage]) + times[stage][microbatch]
     return [ends[-1] - sum(row) for row in times]
 
+
 # %% idle: wrong, the formula of equal stages | the last forward ends at 5
 def idle(times):
     stages, microbatches = len(times), len(times[0])
     turn = max(times[0])
     return [(microbatches + stages - 1) * turn - sum(row) for row in times]
 
+
 # %% idle: wrong, the slowest forward sets all turns | the stages are idle for
 def idle(times):
     turn = max(max(row) for row in times)
     return [(len(times[0]) + len(times) - 1) * turn - sum(row) for row in times]
+
 
 # %% idle: wrong, waits for the stage before alone | the stages are idle for
 def idle(times):
@@ -608,15 +684,18 @@ def idle(times):
         ends = [end + time for end, time in zip(ends, row)]
     return [max(sum(times[0]), ends[-1]) - sum(row) for row in times]
 
+
 # %% idle: wrong, does not wait for the stage before | the stages are idle for [3, 1]; you say
 def idle(times):
     last = max(sum(row) for row in times)
     return [last - sum(row) for row in times]
 
+
 # %% idle: wrong, a stage begins when the one before is through | the last forward ends at 5
 def idle(times):
     total = sum(sum(row) for row in times)
     return [total - sum(row) for row in times]
+
 
 # %% idle: wrong, the share | the stages are idle for [3, 1]; you say [0.6, 0.1
 # ends[-1] - sum(row) => 1 - sum(row) / ends[-1]
@@ -627,9 +706,11 @@ def idle(times):
 # +     times = [list(row) for row in zip(*times)]
 # +     ends = [0] * len(times)
 
+
 # %% idle: wrong, only the wait at the beginning | the stages are idle for [3, 1]; you say [0, 1]
 def idle(times):
     return [sum(times[before][0] for before in range(stage)) for stage in range(len(times))]
+
 
 # %% idle: wrong, no stage takes more than one ahead | the stages are idle for
 def idle(times):
@@ -640,8 +721,10 @@ def idle(times):
         last += max(running)
     return [last - sum(row) for row in times]
 
+
 # %% idle: wrong, the sum over all stages | a list with a number for each of 2 stages is wanted
 # [ends[-1] - sum(row) for row in times] => sum(ends[-1] - sum(row) for row in times)
+
 
 # %% recompute: right
 def recompute(layers, x, gradient, every):
@@ -659,6 +742,7 @@ def recompute(layers, x, gradient, every):
         y.backward(gradient)
         gradient = start.grad
     return gradient
+
 
 # %% recompute: right, counts layers
 def recompute(layers, x, gradient, every):
@@ -678,6 +762,7 @@ def recompute(layers, x, gradient, every):
         gradient = start.grad
     return gradient
 
+
 # %% recompute: wrong, one graph for all | the graphs of 4 layers are held at once; 2 are allowed
 def recompute(layers, x, gradient, every):
     start = y = x.clone().requires_grad_()
@@ -685,6 +770,7 @@ def recompute(layers, x, gradient, every):
         y = layer(y)
     y.backward(gradient)
     return start.grad
+
 
 # %% recompute: wrong, keeps the input of every layer | 4 outputs of layers are kept until backward
 def recompute(layers, x, gradient, every):
@@ -700,6 +786,7 @@ def recompute(layers, x, gradient, every):
         gradient = start.grad
     return gradient
 
+
 # %% recompute: wrong, every segment from x | 3 times; twice is enough
 def recompute(layers, x, gradient, every):
     for begin in reversed(range(0, len(layers), every)):
@@ -713,6 +800,7 @@ def recompute(layers, x, gradient, every):
         y.backward(gradient)
         gradient = start.grad
     return gradient
+
 
 # %% recompute: wrong, from the first segment to the last | the gradient of `x` is
 # segment in reversed(segments) => segment, kept in zip(segments, inputs)
@@ -739,6 +827,7 @@ def recompute(layers, x, gradient, every):
 # %% recompute: wrong, changes x | `x` itself has changed
 # .detach().clone(). => .
 
+
 # %% recompute: wrong, recomputes without a graph | raised RuntimeError
 def recompute(layers, x, gradient, every):
     segments = [layers[start : start + every] for start in range(0, len(layers), every)]
@@ -756,6 +845,7 @@ def recompute(layers, x, gradient, every):
             gradient = start.grad
     return gradient
 
+
 # %% recompute: wrong, the first pass has graphs too | layers are held at once
 def recompute(layers, x, gradient, every):
     segments = [layers[start : start + every] for start in range(0, len(layers), every)]
@@ -772,6 +862,7 @@ def recompute(layers, x, gradient, every):
         gradient = start.grad
     return gradient
 
+
 # %% experts: right
 def experts(tokens, chosen, expert, size, all_to_all):
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
@@ -782,6 +873,7 @@ def experts(tokens, chosen, expert, size, all_to_all):
         answers[chosen == rank] = back[rank]
     return answers
 
+
 # %% experts: right, by an order and its inverse
 def experts(tokens, chosen, expert, size, all_to_all):
     order = chosen.argsort(stable=True)
@@ -790,11 +882,13 @@ def experts(tokens, chosen, expert, size, all_to_all):
     done = expert(torch.cat(came))
     return torch.cat(all_to_all(done.split([len(part) for part in came])))[order.argsort()]
 
+
 # %% experts: wrong, answers in the order of the experts | the answers to its tokens are
 def experts(tokens, chosen, expert, size, all_to_all):
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
     done = expert(torch.cat(came))
     return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))
+
 
 # %% experts: wrong, the order in place of its inverse | the answers to its tokens are
 def experts(tokens, chosen, expert, size, all_to_all):
@@ -803,15 +897,18 @@ def experts(tokens, chosen, expert, size, all_to_all):
     done = expert(torch.cat(came))
     return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))[order]
 
+
 # %% experts: wrong, computes before it sends | is given a token that chose expert 1
 def experts(tokens, chosen, expert, size, all_to_all):
     done = expert(tokens)
     back = all_to_all([done[chosen == rank] for rank in range(size)])
     return torch.cat(back)
 
+
 # %% experts: wrong, its own expert for all | is given a token that chose expert 1
 def experts(tokens, chosen, expert, size, all_to_all):
     return expert(tokens)
+
 
 # %% experts: wrong, equal pieces | is given a token that chose expert
 def experts(tokens, chosen, expert, size, all_to_all):
@@ -819,10 +916,12 @@ def experts(tokens, chosen, expert, size, all_to_all):
     done = expert(torch.cat(came))
     return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))
 
+
 # %% experts: wrong, no way back | rank 0 returns
 def experts(tokens, chosen, expert, size, all_to_all):
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
     return expert(torch.cat(came))
+
 
 # %% experts: wrong, cuts by what it has sent | in your line `back = all_to_all(list(done.split
 # came = all_to_all => parts = all_to_all
@@ -837,6 +936,7 @@ def experts(tokens, chosen, expert, size, all_to_all):
 # +         return tokens
 # +     back = all_to_all(list(expert(rows).split([len(part) for part in came])))
 
+
 # %% experts: wrong, who has nothing sends nothing | for ever
 def experts(tokens, chosen, expert, size, all_to_all):
     if len(tokens) == 0:
@@ -848,10 +948,12 @@ def experts(tokens, chosen, expert, size, all_to_all):
         answers[chosen == rank] = back[rank]
     return answers
 
+
 # %% experts: wrong, the expert is called for each part | is called 2 times; once is enough
 # -     done = expert(torch.cat(came))
 # -     back = all_to_all(list(done.split([len(part) for part in came])))
 # +     back = all_to_all([expert(part) for part in came])
+
 
 # %% experts: wrong, answers in place of tokens | `tokens` of rank 0 have changed
 def experts(tokens, chosen, expert, size, all_to_all):
@@ -860,6 +962,7 @@ def experts(tokens, chosen, expert, size, all_to_all):
     for rank in range(size):
         tokens[chosen == rank] = back[rank]
     return tokens
+
 
 # %% experts: wrong, an all-to-all too many | all-to-alls; two are enough
 # -     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
@@ -873,6 +976,7 @@ def experts(tokens, chosen, expert, size, all_to_all):
 # under_way = [], [] => under_way, left = [], [], iter(parts)
 # for part in parts: => while part := next(left, None):
 
+
 # %% gather_uneven: wrong, one call where all are empty | right, but with 1 call on a rank; two are wanted
 def gather_uneven(mine, size, all_gather):
     lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
@@ -880,6 +984,7 @@ def gather_uneven(mine, size, all_gather):
         return [torch.zeros(0) for _ in range(size)]
     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
     return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
+
 
 # %% gather_uneven: wrong, no calls where there is one rank | right, but with 0 calls on a rank; two are wanted
 def gather_uneven(mine, size, all_gather):
@@ -889,17 +994,20 @@ def gather_uneven(mine, size, all_gather):
     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
     return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
 
+
 # %% gather_uneven: wrong, takes -1 for padding | in place 1 a tensor of shape (4,); the vector of rank 1 has length 5
 def gather_uneven(mine, size, all_gather):
     longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
     padded = torch.nn.functional.pad(mine, (0, longest - len(mine)), value=-1.0)
     return [vector[vector != -1] for vector in all_gather(padded)]
 
+
 # %% gather_uneven: wrong, takes nan for padding | the vector of rank 1 has length 37
 def gather_uneven(mine, size, all_gather):
     longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
     padded = torch.nn.functional.pad(mine, (0, longest - len(mine)), value=torch.nan)
     return [vector[~vector.isnan()] for vector in all_gather(padded)]
+
 
 # %% fan_out: wrong, takes `hidden` to have the shape of `x` | raised RuntimeError
 # x.detach(). => x.
@@ -912,6 +1020,7 @@ def gather_uneven(mine, size, all_gather):
 # x.detach(). => x.
 # received.grad => x.copy_(received.grad)
 
+
 # %% embed: wrong, who has all rows stays away | right, but a rank makes no all-reduce; one is wanted
 def embed(ids, piece, first, all_reduce):
     here = (ids >= first) & (ids < first + len(piece))
@@ -920,6 +1029,7 @@ def embed(ids, piece, first, all_reduce):
         all_reduce(rows)
     return rows
 
+
 # %% embed: wrong, who has no row stays away | waits
 def embed(ids, piece, first, all_reduce):
     here = (ids >= first) & (ids < first + len(piece))
@@ -927,6 +1037,7 @@ def embed(ids, piece, first, all_reduce):
     if here.any():
         all_reduce(rows)
     return rows
+
 
 # %% embed: wrong, two numbers in a row | raised RuntimeError
 # rows = piece[(ids - first).clamp(0, len(piece) - 1)] => rows = torch.zeros(*ids.shape, 2)
@@ -937,6 +1048,7 @@ def embed(ids, piece, first, all_reduce):
 
 # %% idle: wrong, counts whole units of time | the stages are idle for [1, 0.5]
 # max(before, ends[stage]) + times[stage][microbatch] => int(max(before, ends[stage]) + times[stage][microbatch])
+
 
 # %% recompute: wrong, takes the layers out of their list | the list `layers` itself has changed
 def recompute(layers, x, gradient, every):
@@ -956,10 +1068,12 @@ def recompute(layers, x, gradient, every):
         del layers[begin:]
     return gradient
 
+
 # %% experts: wrong, an expert without tokens is not called | is not called; once is wanted
 # -     done = expert(torch.cat(came))
 # +     rows = torch.cat(came)
 # +     done = expert(rows) if len(rows) else rows
+
 
 # %% experts: wrong, nothing is sent where there is one rank | right, but with 0 all-to-alls on a rank; two are wanted
 def experts(tokens, chosen, expert, size, all_to_all):
@@ -972,6 +1086,7 @@ def experts(tokens, chosen, expert, size, all_to_all):
         answers[chosen == rank] = back[rank]
     return answers
 
+
 # %% experts: wrong, answers of two numbers | raised RuntimeError
 def experts(tokens, chosen, expert, size, all_to_all):
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
@@ -981,6 +1096,7 @@ def experts(tokens, chosen, expert, size, all_to_all):
         answers[chosen == rank] = back[rank].float()
     return answers
 
+
 # %% experts: wrong, always float32 | a tensor of torch.float32; its tokens are of torch.float64
 def experts(tokens, chosen, expert, size, all_to_all):
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
@@ -989,6 +1105,7 @@ def experts(tokens, chosen, expert, size, all_to_all):
     for rank in range(size):
         answers[chosen == rank] = back[rank].float()
     return answers
+
 
 # %% experts: wrong, numbers of experts change | `chosen` of rank 0 has changed
 # -     done = expert(torch.cat(came))
