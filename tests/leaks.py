@@ -107,7 +107,7 @@ def _told(thread: threading.Thread) -> str:
 def cool_fork_server() -> None:
     """End the fork server that is kept warm for later clusters."""
     if servers := sys.modules.get("rpcbench.launch.fork_client"):
-        servers.stop_idle_servers()
+        servers.stop_idle()
 
 
 def _warm_fork_server() -> object:

@@ -49,7 +49,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A module in place of the training; `asked` lists the options of each run."""
     module = types.ModuleType("rpcbench.cli.demo")
     module.asked = []
-    module.run = lambda **options: module.asked.append(options)
+    module.run_demo = lambda **options: module.asked.append(options)
     monkeypatch.setitem(sys.modules, "rpcbench.cli.demo", module)
     monkeypatch.setattr("rpcbench.cli.demo", module, raising=False)
     return module
@@ -96,7 +96,7 @@ def test_an_error_of_rpcbench_is_printed_as_one_line(
     def fail(**_: object) -> None:
         raise WorkerLostError("worker1 was killed; start again")
 
-    demo.run = fail
+    demo.run_demo = fail
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == "rpcbench demo: worker1 was killed; start again\n"
 
@@ -107,7 +107,7 @@ def test_ctrl_c_exits_with_status_130_and_prints_no_error(
     def stop(**_: object) -> None:
         raise KeyboardInterrupt
 
-    demo.run = stop
+    demo.run_demo = stop
     assert main(["demo"]) == 130
     assert capsys.readouterr().err == ""
 

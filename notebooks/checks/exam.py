@@ -297,8 +297,8 @@ def _why(log: list[tuple[str, str]], most: int, push: int) -> str:
     since = sum(kind == "push" for kind, _ in log[pulled:place])
     stale = sum(_accepted(log[:place], most)[push - since :])
     return (
-        f"before push {push + 1}, of {name!r}, {count_noun(since, 'push')} came after the last pull of {name!r}, and the "
-        f"server made a step with {stale} of them, so it is {'accepted' if stale <= most else 'thrown away'}"
+        f"before push {push + 1}, of {name!r}, {count_noun(since, 'push')} came after the last pull of {name!r}, and "
+        f"the server made a step with {stale} of them, so it is {'accepted' if stale <= most else 'thrown away'}"
     )
 
 

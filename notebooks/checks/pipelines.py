@@ -29,8 +29,8 @@ def idle_share(answer: Callable[[float], float]) -> None:
         wanted = simulate(schedules.one_f_one_b(workers, microbatches)).idle
         require(
             isinstance(share, float | int) and abs(share - wanted) < 1e-9,
-            f"With {count_noun(workers, 'worker')} and {count_noun(microbatches, 'micro-batch')} the ratio is {ratio:g}, and "
-            f"{wanted:.4f} of the step is idle; you say {shown(share)}.",
+            f"With {count_noun(workers, 'worker')} and {count_noun(microbatches, 'micro-batch')} the ratio is "
+            f"{ratio:g}, and {wanted:.4f} of the step is idle; you say {shown(share)}.",
         )
     right("25 % of the ideal time is 20 % of the step. Both numbers tell of the same bubble.")
 

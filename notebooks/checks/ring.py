@@ -134,7 +134,7 @@ def doubling(answer: Callable[[Tensor, int, int, Callable[[int, Tensor], Tensor]
         ranks = Ranks(size)
         wanted = torch.stack(given).sum(0)
         found = ranks.run(lambda rank, of=given, ranks=ranks: returned(
-            answer(of[rank], rank, ranks.size, ranks.exchange_memory(rank))))  # fmt: skip
+            answer(of[rank], rank, ranks.size, ranks.exchange(rank))))  # fmt: skip
         for rank, total in enumerate(found):
             told = f"{size} ranks: rank {rank} returns {numbers(total)}"
             require(isinstance(total, Tensor) and total.shape == wanted.shape, f"{told}; a vector of 3 is wanted.")

@@ -132,9 +132,8 @@ def _add_up(request_id: Id, into: int, others: Sequence[int], notified: Sequence
         copies = [(leaf, gradient.clone()) for leaf, gradient in here.named_gradients(context_id).items()]
         here.passes.add_gradients(into, copies)
         workers |= here.known_workers(context_id)
-    workers -= set(
-        notified
-    )  # a worker that two paths lead to is called twice: `is_first_request` makes the call idempotent
+    # a worker that two paths lead to is called twice: `is_first_request` makes the call idempotent
+    workers -= set(notified)
     known = (*notified, *workers)
     args = request_id, into, others, known
     for future in [here.agent.call(worker, _add_up, args, label="accumulate") for worker in workers]:
@@ -249,9 +248,8 @@ class AutogradRecorder:
         return function if torch.is_grad_enabled() else SameModes(function, autocast=False)
 
     def record_send(self, context: int, tensors: Sequence[torch.Tensor], to: int, label: str) -> Scope | None:
-        edges = (
-            graph.gradient_edges(tensors) if tensors else []
-        )  # cuts the graph before the lock is taken: it runs torch code
+        # cuts the graph before the lock is taken: it runs torch code
+        edges = graph.gradient_edges(tensors) if tensors else []
         if not any(edges):
             return self._machine.read_node(self._record_send, context, Sent(to, label), (), False, None)
         found = graph.find_ends_within(edges, _GLANCE)

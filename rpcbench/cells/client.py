@@ -479,9 +479,8 @@ class CellClient:
         """Return the code of the cell that runs on a worker, or waits there for that of another client; empty if this
         process has sent none."""
         sent = [cell for each in self._latest.copy() if (cell := each()) is not None]
-        return next(
-            (cell.code for cell in sent if worker in cell.pending_worker_ids()), ""
-        )  # each worker runs them in order
+        # each worker runs them in order
+        return next((cell.code for cell in sent if worker in cell.pending_worker_ids()), "")
 
 
 def _handling_seconds() -> float:

@@ -211,9 +211,8 @@ class _CollapsedAreas:
     """The areas of one cell."""
 
     def __init__(self, display: OutputDisplay) -> None:
-        self.lock = (
-            threading.RLock()
-        )  # for all areas: the last `finish_output` shows the output of all; reentrant for that
+        # for all areas: the last `finish_output` shows the output of all; reentrant for that
+        self.lock = threading.RLock()
         self.areas: list[_HeldOutput] = []
         self._display = display
 

@@ -144,9 +144,8 @@ def scatter(
     source, fault = choose_rank(member.ranks, src, group_src, "src", default=0)
     fault = fault or _one_sided_fault(scatter_list, tensor, member, source, "scatter_list")
     parts = None if not scatter_list else list(map(contiguous_view, scatter_list))
-    act = lambda: c10d.scatter(
-        contiguous_view(tensor), parts, group=member.group, group_src=member.group_rank_of(source)
-    )  # noqa: E731
+    root = member.group_rank_of(source)
+    act = lambda: c10d.scatter(contiguous_view(tensor), parts, group=member.group, group_src=root)  # noqa: E731
     return run_collective(member, f"scatter(src={source})", [tensor], act, fault, async_op)
 
 

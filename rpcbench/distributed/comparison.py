@@ -95,8 +95,8 @@ def compare_exchange(member: GroupMember, gives: Sequence[int], takes: Sequence[
     c10d.all_gather(table, mine, member.group)
     size, counts = len(member.ranks), [each.tolist() for each in table]
     faults = [
-        f"  {member.world.rank_label(member.ranks[i])} sends {count_noun(counts[i][j], unit)} to {member.world.rank_label(member.ranks[j])}, "
-        f"which takes {counts[j][size + i]}"
+        f"  {member.world.rank_label(member.ranks[i])} sends {count_noun(counts[i][j], unit)} to "
+        f"{member.world.rank_label(member.ranks[j])}, which takes {counts[j][size + i]}"
         for i in range(size)
         for j in range(size)
         if counts[i][j] != counts[j][size + i]

@@ -38,8 +38,19 @@ class CollectivePart:
     """
 
     __slots__ = (
-        "begin", "bytes", "end", "end_known", "failed", "group", "members", "number", "op", "scope", "shape", "site",
+        "begin",
+        "bytes",
+        "end",
+        "end_known",
         "event_table",
+        "failed",
+        "group",
+        "members",
+        "number",
+        "op",
+        "scope",
+        "shape",
+        "site",
     )  # fmt: skip
 
     def __init__(

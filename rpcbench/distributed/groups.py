@@ -82,7 +82,7 @@ class WatchedStore(Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         # No deadline of its own: the thread that waits for this job breaks the world after its timeout.
-        wait_until(lambda: self._world.reached(self._store, keys, self.ranks), math.inf)
+        wait_until(lambda: self._world.has_all_keys(self._store, keys, self.ranks), math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +289,8 @@ class GroupMember:
             with entered, OWN_CALLS if isinstance(group, Backend) else OWN_CALLS.mark_group(group):
                 return job()
 
-        return self.world.executor_for(self.key).submit_job(run_recorded), self.make_wait(
-            f"{op} of {shape}" if shape else op, seconds
-        )
+        wait = self.make_wait(f"{op} of {shape}" if shape else op, seconds)
+        return self.world.executor_for(self.key).submit_job(run_recorded), wait
 
     @functools.cached_property
     def notes_device(self) -> torch.device:
@@ -321,17 +320,12 @@ class GroupMember:
         """Return this rank's part of a receive from any rank, until the sender is known."""
         return self._next_transfer(f">{self.world.rank}", "recv from any rank", [self.world.rank], tensor, tag)
 
-    def _next_transfer(
-        self, direction: str, op: str, ranks: Sequence[int], tensor: torch.Tensor, tag: int
-    ) -> CollectivePart:
-        direction = (
-            f"{direction} tag {tag}" if tag else direction
-        )  # numbered apart: transfers keep their order only within a tag
-        self._transfer_counts[direction] += 1
-        scope, ends = f"{self._scope}.{direction}", tuple(self.world.ranks[rank].name for rank in ranks)
-        return CollectivePart(
-            scope, self._transfer_counts[direction], self.name, op, ends, layout_name(tensor), tensor.nbytes
-        )
+    def _next_transfer(self, pair: str, op: str, ends: Sequence[int], tensor: torch.Tensor, tag: int) -> CollectivePart:
+        key = f"{pair} tag {tag}" if tag else pair  # numbered apart: transfers keep their order only within a tag
+        self._transfer_counts[key] += 1
+        scope, number = f"{self._scope}.{key}", self._transfer_counts[key]
+        names = tuple(self.world.ranks[rank].name for rank in ends)
+        return CollectivePart(scope, number, self.name, op, names, layout_name(tensor), tensor.nbytes)
 
     def make_wait(self, what: str, seconds: float | None = None) -> Wait:
         others = tuple(rank for rank in self.ranks if rank != self.world.rank)
@@ -382,11 +376,10 @@ def init_default_group(
         raise CollectiveError("trying to initialize the default process group twice: destroy_process_group() first")
     if backend is not None:
         torch_backend(backend)  # a wrong one is an error before any rank is waited for
-    place = (
-        stores.parse_init_method(method, rank, world_size)
-        if store is None
-        else stores.init_method_of_store(store, rank, world_size)
-    )
+    if store is None:
+        place = stores.parse_init_method(method, rank, world_size)
+    else:
+        place = stores.init_method_of_store(store, rank, world_size)
     destroy_all_groups()
     # Stored before it is complete: if it breaks from now on, the next call of `init_default_group` ends it.
     world = _State.world = _meet_world(place, name, backend, seconds)
@@ -394,18 +387,16 @@ def init_default_group(
     everyone = tuple(range(len(world.ranks)))
     wait = Wait("init_process_group", "0", 0, tuple(rank for rank in everyone if rank != world.rank))
     behind = torch_backend(world.backend)
-    made = world.wait_for_result(
-        world.executor_for("0").submit_job(lambda: create_default_group(world, behind, **for_torch)), wait
-    )
+    job = world.executor_for("0").submit_job(lambda: create_default_group(world, behind, **for_torch))
+    made = world.wait_for_result(job, wait)
     _State.members = {"0": GroupMember(world, everyone, made, "0")}
 
 
 def _meet_world(place: stores.InitMethod, name: str, backend: str | None, seconds: float | None) -> World:
     """Return the world of the ranks that meet at this place."""
     with convert_store_errors(place):
-        met = meet_all_ranks(
-            place, name, RENDEZVOUS_SECONDS if seconds is None else seconds, backends.backend_offer(backend)
-        )
+        patience = RENDEZVOUS_SECONDS if seconds is None else seconds
+        met = meet_all_ranks(place, name, patience, backends.backend_offer(backend))
         offers = {f"rank {rank} ({who.name})": who.offer for rank, who in enumerate(met.ranks)}
         return World(met, backends.choose_backend(offers), SECONDS if seconds is None else seconds)
 
@@ -419,9 +410,8 @@ def destroy_all_groups() -> None:
     if world is not None:
         if world.is_busy:
             me = world.rank_label(world.rank)
-            world.break_on_all_ranks(
-                CollectiveError(f"{me} has destroyed the process group while it was in use. {RETRY_HINT}")
-            )
+            text = f"{me} has destroyed the process group while it was in use. {RETRY_HINT}"
+            world.break_on_all_ranks(CollectiveError(text))
         world.close(CollectiveError(DESTROYED))
         if c10d.is_initialized():
             c10d.destroy_process_group()
@@ -435,7 +425,7 @@ def _join_threads_at_exit() -> None:
     for world in filter(None, [*by_hand, _State.world]):
         if world.is_busy:  # a receive that nobody answers, for example
             world.break_on_this_rank(CollectiveError(DESTROYED))
-        if not stores.wait_until(lambda world=world: not world.busy, _LAST_SECONDS):  # type: ignore[misc]
+        if not stores.wait_until(lambda world=world: not world.is_busy, _LAST_SECONDS):  # type: ignore[misc]
             continue
         if world is _State.world and not isinstance(world, TorchWorld):
             destroy_all_groups()
@@ -574,12 +564,10 @@ def create_group(ranks: Sequence[int] | None, how: GroupOptions = GroupOptions()
     if not how.local:
         key, made = everyone.run_job(lambda: new_group(world, chosen, how), what)
     elif inside:  # not a collective of the world, which all of its ranks count
-        wait = Wait(
-            what, f"new {format_ranks(chosen)}", 0, tuple(rank for rank in chosen if rank != world.rank), how.seconds
-        )
-        key, made = world.wait_for_result(
-            world.executor_for("0").submit_job(lambda: new_group(world, chosen, how)), wait
-        )
+        others = tuple(rank for rank in chosen if rank != world.rank)
+        job = world.executor_for("0").submit_job(lambda: new_group(world, chosen, how))
+        wait = Wait(what, f"new {format_ranks(chosen)}", 0, others, how.seconds)
+        key, made = world.wait_for_result(job, wait)
     else:
         key = f"local {format_ranks(chosen)}"
     ordered = chosen if how.keeps_order else tuple(sorted(chosen))

@@ -215,8 +215,8 @@ def _open_object(member: GroupMember, deed: str, source: int, received: torch.Te
     if not hmac.compare_digest(signature, _sign_object(member, deed, source, data)):
         raise AuthenticationError(
             f"an object from {member.world.rank_label(source)} is not signed with the secret of "
-            f"{member.world.rank_label(member.world.rank)}: all ranks must be members of one world of RPC, or have the same "
-            f"{run_dir.SECRET_VARIABLE}, or none of them"
+            f"{member.world.rank_label(member.world.rank)}: all ranks must be members of one world of RPC, or have "
+            f"the same {run_dir.SECRET_VARIABLE}, or none of them"
         )
     return _codec.decode_value(Body(*msgspec.msgpack.decode(data, type=RECEIVED_BODY)))
 

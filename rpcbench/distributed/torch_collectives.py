@@ -246,9 +246,8 @@ class TorchCollectives:
             before = self._groups
             if on:
                 self._groups = {}  # before the kernel runs, which then waits for the lock to find its group
-            PROBE.set_reporting(
-                self, on
-            )  # before the rest: so no collective falls between the flight recorder and the kernel
+            # before the rest: so no collective falls between the flight recorder and the kernel
+            PROBE.set_reporting(self, on)
             if on:
                 with self._bystander:
                     self._begin_watch(before)

@@ -414,9 +414,8 @@ class World:
         A rank that has ended without writing its key breaks the world.
         """
         self.raise_if_broken()
-        gone = [
-            rank for rank in self.ended_ranks() if rank in ranks
-        ]  # before `raise_if_broken`: a rank may write its key, then end
+        # before `raise_if_broken`: a rank may write its key, then end
+        gone = [rank for rank in self.ended_ranks() if rank in ranks]
         if store.check(keys):
             return True
         if gone:

@@ -127,8 +127,7 @@ class Cluster(BaseCluster):
         config = WorldConfig(NOTEBOOK, 0, secrets.token_hex(8), "", secrets.token_bytes(32), rpc_timeout=rpc_timeout)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._complete_config(config)
         name, given = registry.choose_launcher(launcher, kind, kernel, start, python)
-        self.kind = {"local": "process"}.get(name, name)
-        options = {**given, **(options or {})}
+        self.kind, options = {"local": "process"}.get(name, name), {**given, **(options or {})}
         self.arguments = {"options": options, "address": address, "gpus": gpus, "env": env, "grace": grace}
         self.arguments["patience"] = patience
         self._handles: dict[str, Handle] = {}  # by name, lost workers as well
@@ -147,9 +146,8 @@ class Cluster(BaseCluster):
             undo.callback(self._launcher.close)
             self._pins = GpuPins(gpus, n, name, _gpus_elsewhere(self._launcher))
             config = _with_remote_address(config, name, self._launcher.far, address)
-            config = replace(
-                config, environ=worker_environment(env, bool(self._pins.entry_of_worker(1))), start_seconds=patience
-            )
+            environ = worker_environment(env, bool(self._pins.entry_of_worker(1)))
+            config = replace(config, environ=environ, start_seconds=patience)
             warn_of_debugging(config.environ)
             if hasattr(self._launcher, "environ"):
                 self._launcher.environ = config.environ
@@ -369,13 +367,8 @@ class Cluster(BaseCluster):
         self._places.pop(name, None)
         self._abandoned.pop(name, None)
         ours = replace(self._config, leader=self._leader_address(), remote="", bind="", devices=())
-        return replace(
-            ours,
-            name=name,
-            id=_id_of_worker(name),
-            incarnation=incarnation,
-            gpu=self._pins.entry_of_worker(_id_of_worker(name)),
-        )
+        id_ = _id_of_worker(name)
+        return replace(ours, name=name, id=id_, incarnation=incarnation, gpu=self._pins.entry_of_worker(id_))
 
     def _launch_workers(self, configs: list[WorldConfig]) -> list[Handle]:
         if hasattr(self._launcher, "start_all"):
@@ -440,9 +433,8 @@ class Cluster(BaseCluster):
             there = self.workers
             joined_names = [handle.name for handle in handles if handle.name in there]
             missing = [handle for handle in handles if handle.name not in there]
-            raise start_errors.late_start_error(
-                missing, joined_names, self._config.start_seconds, self._leader_address()
-            )
+            seconds = self._config.start_seconds
+            raise start_errors.late_start_error(missing, joined_names, seconds, self._leader_address())
 
     def _await_gone(self, names: Sequence[str]) -> None:
         def gone() -> bool:

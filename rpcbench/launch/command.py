@@ -79,9 +79,8 @@ class CommandLauncher(ForkServerLauncher):
         threading.Thread(target=self._run_to_end, args=(command,), name=f"rpcbench-{config.name}", daemon=True).start()
         try:
             server.guard(handle.pid, config.stop_seconds)
-            command.send_stdin_line(
-                supervisor.supervisor_request(config)
-            )  # only now: an unguarded command has no worker
+            # only now: an unguarded command has no worker
+            command.send_stdin_line(supervisor.supervisor_request(config))
             if self._closed:  # `close` ran meanwhile, and may have missed this command
                 raise launcher_closed_error()
         except BaseException:  # Ctrl-C, too

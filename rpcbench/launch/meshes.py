@@ -168,8 +168,8 @@ def _ensure_group(agent: Agent, workers: Sequence[str]) -> None:
         sizes = zip(workers, ranks, strict=True)
         there = ", ".join(f"{name} {f'in one of {size}' if size else 'in none'}" for name, size in sizes)
         raise CollectiveError(
-            f"a mesh needs one process group of all {count_noun(len(workers), 'worker')}, and they are in different ones "
-            f"({there}): run rpcbench.distributed.destroy_process_group() on those, then call mesh again"
+            f"a mesh needs one process group of all {count_noun(len(workers), 'worker')}, and they are in different "
+            f"ones ({there}): run rpcbench.distributed.destroy_process_group() on those, then call mesh again"
         )
 
 

@@ -77,9 +77,8 @@ def select_ranks(there: Sequence[str], lost: Sequence[str], workers: str | Seque
 def run_program(agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any]) -> list[Any]:
     """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`."""
     for name in names:
-        agent.sources.check_function(
-            agent.member(name).id, program
-        )  # an unknown or lost one is an error before anything begins
+        # an unknown or lost one is an error before anything begins
+        agent.sources.check_function(agent.member(name).id, program)
     _refuse_groups(agent, names)
     place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:
@@ -236,9 +235,8 @@ class SpmdRank:
     def _end_after_failure(self, agent: Agent, world: World, error: BaseException) -> None:
         """End the other ranks; raise the reason if the world has ended before, and this error is its consequence."""
         me = world.rank_label(world.rank)
-        if (
-            str(world.failure_reason()) == groups.DESTROYED
-        ):  # by the function itself, as torchrun's programs do at their end
+        # by the function itself, as torchrun's programs do at their end
+        if str(world.failure_reason()) == groups.DESTROYED:
             self._end_others(agent, world, _make_failure(me, self.label, error))
             return
         if _is_of_backend(error):  # perhaps because a rank has ended, which is reported a little later

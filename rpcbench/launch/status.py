@@ -65,8 +65,8 @@ def check_descriptors(n: int) -> None:
     left = process.rlimit(psutil.RLIMIT_NOFILE)[0] - process.num_fds()
     if left < n * DESCRIPTORS:
         raise RpcError(
-            f"Too many open files: to start {count_noun(n, 'worker')} opens about {n * DESCRIPTORS} in this process, and "
-            f"it may open {max(0, left)} more; allow more with `ulimit -n` before it starts, or close some"
+            f"Too many open files: to start {count_noun(n, 'worker')} opens about {n * DESCRIPTORS} in this process, "
+            f"and it may open {max(0, left)} more; allow more with `ulimit -n` before it starts, or close some"
         )
 
 

@@ -154,7 +154,8 @@ def _start_worker(worker_request: Request) -> subprocess.Popen[bytes]:
     environ = WorldConfig.from_json(worker_request["config"]).pinned_environment(here)
     cwd, theirs = _accessible_paths(worker_request)
     bootstrap_request = {
-        "config": worker_request["config"], "entry": ENTRY, "log": None, "parent": os.getpid(), "environ": environ, "cwd": cwd,
+        "config": worker_request["config"], "entry": ENTRY, "log": None, "parent": os.getpid(), "environ": environ,
+        "cwd": cwd,
         "sys_path": [*theirs, *(entry for entry in sys.path if entry not in theirs)],
     }  # fmt: skip
     command = [sys.executable, "-P", _BOOTSTRAP, worker_request["name"]]

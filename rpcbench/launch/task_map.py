@@ -51,7 +51,8 @@ class _Ends:
         self.numbers.append(number)
         if failed and not self.failed:
             self.failed = True
-            self._pool.cancel_waiting_tasks()  # after the number: the tasks that this cancels come behind the one that failed
+            # after the number: the tasks that this cancels come behind the one that failed
+            self._pool.cancel_waiting_tasks()
         self.changes.notify_all()
         self.listeners.notify_listeners()
 

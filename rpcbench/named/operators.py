@@ -27,7 +27,8 @@ _KEEPS = """
 _KEEPS_ALONG = {"cumprod": DIM, "cumsum": DIM, "index_fill": DIM, "narrow": DIM, "chunk": SECOND, "split": SECOND}
 _UNIFIES = "add add_ atan2 atan2_ div div_ eq ge gt le lt mul mul_ ne pow sub sub_"
 _CONTRACTS = {
-    "mm": rules.matrix_product_names, "mv": rules.matrix_vector_names, "bmm": rules.batched_product_names, "matmul": rules.batched_product_names,
+    "mm": rules.matrix_product_names, "mv": rules.matrix_vector_names, "bmm": rules.batched_product_names,
+    "matmul": rules.batched_product_names,
     "addmm": rules.added_product_names, "addmm_": rules.added_product_names,
     "addmv": rules.added_vector_names, "addmv_": rules.added_vector_names,
 }  # fmt: skip
@@ -119,13 +120,15 @@ _MORE_NONE = """
     _has_compatible_shallow_copy_type _is_zerotensor
 """
 _LAYERS = {
-    "linear": rules.linear_names, "conv1d": rules.convolution_names, "conv2d": rules.convolution_names, "conv3d": rules.convolution_names,
+    "linear": rules.linear_names, "conv1d": rules.convolution_names, "conv2d": rules.convolution_names,
+    "conv3d": rules.convolution_names,
     "layer_norm": rules.layer_norm_names, "rms_norm": rules.layer_norm_names, "batch_norm": rules.channel_norm_names,
     "group_norm": rules.channel_norm_names, "instance_norm": rules.channel_norm_names, "einsum": rules.einsum_names,
     "embedding": rules.embedding_names,
     "scaled_dot_product_attention": rules.attention_names, "mse_loss": rules.loss_names, "l1_loss": rules.loss_names,
     "smooth_l1_loss": rules.loss_names, "huber_loss": rules.loss_names, "binary_cross_entropy": rules.loss_names,
-    "binary_cross_entropy_with_logits": rules.loss_names, "cross_entropy": rules.class_loss_names, "nll_loss": rules.class_loss_names,
+    "binary_cross_entropy_with_logits": rules.loss_names, "cross_entropy": rules.class_loss_names,
+    "nll_loss": rules.class_loss_names,
 }  # fmt: skip
 
 

@@ -56,9 +56,8 @@ class DebugMagics(Magics):
         self._is_worker, self._debug_on = is_worker, debug_on
         self._magics = shell.magics_manager.magics
         # By `find_magic`, which loads IPython's own now: its lazy placeholder would later find ours.
-        self._own = {
-            kind: shell.find_magic("debug", kind) for kind in ("line", "cell")
-        }  # restored by `restore_debug_magic`
+        # restored by `restore_debug_magic`
+        self._own = {kind: shell.find_magic("debug", kind) for kind in ("line", "cell")}
 
     def restore_debug_magic(self) -> None:
         for kind, own in self._own.items():

@@ -130,9 +130,8 @@ class WorkerDebugger:
         for key, (command, arguments) in list(wanted.items()):
             if self._placed.get(key) != arguments:
                 self._placed[key] = arguments
-                await self.send_request(
-                    command, arguments
-                )  # also functions of the notebook's cells that calls run there
+                # also functions of the notebook's cells that calls run there
+                await self.send_request(command, arguments)
                 if key in cells:
                     await self._place_cell(key, cells[key], arguments)
 

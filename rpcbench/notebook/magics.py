@@ -377,9 +377,10 @@ def register(shell: InteractiveShell) -> None:
 
 def _lab_debugger(shell: Any) -> LabDebugger | None:
     """Extend the kernel's debugger, if it has one, to workers."""
+    # here, as the next: only kernels have their imports loaded
     from rpcbench.launch.kernel_worker import (
         kernel_debugger,
-    )  # here, as the next: only kernels have their imports loaded
+    )
 
     if kernel_debugger(shell.kernel) is None:
         return None
@@ -394,21 +395,21 @@ def unregister(shell: InteractiveShell) -> None:
     magics = manager.registry.pop(ClusterMagics.__name__, None)
     if magics is None:
         return
-    manager.registry[RecordMagics.__name__].end()  # before the clusters stop: it writes its file
+    manager.registry[RecordMagics.__name__].end_recording()  # before the clusters stop: it writes its file
     kinds = (FaultMagics, TraceMagics, RecordMagics, ProfileMagics)
     others = [manager.registry.pop(kind.__name__) for kind in kinds]
     for one in (magics, *others):
         for kind, names in one.magics.items():
             for name in names:
                 manager.magics[kind].pop(name, None)
-    manager.registry.pop(DebugMagics.__name__).give_back()  # `%debug` is IPython's again, not removed
+    manager.registry.pop(DebugMagics.__name__).restore_debug_magic()  # `%debug` is IPython's again, not removed
     shell.input_transformers_cleanup.remove(magics.auto)
     if magics.frames is not None:
-        magics.frames.give_back()
+        magics.frames.restore_showtraceback()
     if magics.assist is not None:
-        magics.assist.remove()
+        magics.assist.restore_kernel()
     if magics.sidebar is not None:
         magics.sidebar.close()
     if magics.lab_debugger is not None:
-        magics.lab_debugger.remove()
-    magics.commands.stop_started()
+        magics.lab_debugger.restore_kernel()
+    magics.commands.stop_started_clusters()

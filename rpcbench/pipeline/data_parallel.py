@@ -291,9 +291,8 @@ class GradientAllReduce:
         try:
             replica_group.make_group(self._step, agreed)
             replica_group.all_reduce(self._step, stage, [bucket.flat for bucket in kept])
-            moments = self._norms.moment_rows(
-                module, replica_group.rank, len(replica_group.ids)
-            )  # batch norm statistics
+            # batch norm statistics
+            moments = self._norms.moment_rows(module, replica_group.rank, len(replica_group.ids))
             replica_group.all_reduce(self._step, stage, moments)
             self._norms.replace_moments(module, moments)
             self._share_buffers(replica_group, stage, module)

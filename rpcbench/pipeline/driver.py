@@ -211,7 +211,8 @@ class StepDriver:
             self._losses.raise_if_lost(error, f"in step {self._current_step}", changed=True)
             add_note(
                 error,
-                f"A worker has not reported whether the step is done: {self.commit_state.describe_stages(self._placement)}.",
+                "A worker has not reported whether the step is done: "
+                f"{self.commit_state.describe_stages(self._placement)}.",
             )
             return
         interrupted = not isinstance(error, Exception)  # Ctrl-C: the workers are alive, so wait for all
@@ -264,9 +265,8 @@ class StepDriver:
         """Return whether a worker that has not answered is lost."""
         watch = self._losses.watch
         found = requests[id_].known_outcome() if id_ in requests else None
-        return id_ in (
-            watch.wait_for_lost_workers(found[1]) if found else watch.lost_workers()
-        )  # a call fails before the report comes
+        # a call fails before the report comes
+        return id_ in (watch.wait_for_lost_workers(found[1]) if found else watch.lost_workers())
 
     def _late_answer_received(self, step: int, error: BaseException, stopped: Future[bool]) -> None:
         """Handle the coordinator's late answer. Another step may run by now, so only this step's number is used."""

@@ -214,9 +214,8 @@ class StepExecution:
         # torch's engine can sum gradients only where each backward pass is one call and the sum starts empty
         usual = task.train and not before and not places_of_kind(task.plan, Kind.WEIGHT)
         self._engine_sums = EngineSums(worker.summable if usual else {})
-        self._bounds = microbatch.microbatch_bounds(
-            task.samples, task.microbatches, *worker.share
-        )  # the samples of each
+        # the samples of each
+        self._bounds = microbatch.microbatch_bounds(task.samples, task.microbatches, *worker.share)
         self._weights = microbatch.batch_loss_weights(task.samples, task.microbatches, task.reduction, task.whole)
         self._shared = GradientAllReduce(task.step, worker.replica_group, worker.forward_context.norms)
         self._exchange = Exchange(task.step, worker.ports, worker.mail.receive_values, self._inputs_of_op)
@@ -340,9 +339,8 @@ class StepExecution:
         return self._exchange.output_messages(op, given)
 
     def _run_evaluation(self, op: Op, values: _Values) -> Messages:
-        with seeded_rng(
-            forward_seed(self._task.seed, op)
-        ):  # dropout as a function, for example, draws in evaluation, too
+        # dropout as a function, for example, draws in evaluation, too
+        with seeded_rng(forward_seed(self._task.seed, op)):
             made = self._call_module(op, values)
             if op.stage == self._worker.last_stage:
                 self._outputs[op.microbatch] = self._output_or_scores(op, made)

@@ -75,8 +75,8 @@ class ScheduleCache:
         # A user's schedule may place stages by the number of micro-batches, but modules stay on their workers.
         if orders.placement != self.whole.placement:
             raise PipelineError(
-                f"the schedule puts stages on other workers for {count_noun(orders.microbatches, 'micro-batch')} than for "
-                f"{self.microbatches}: give batches of at least {count_noun(self.microbatches, 'sample')}"
+                f"the schedule puts stages on other workers for {count_noun(orders.microbatches, 'micro-batch')} than "
+                f"for {self.microbatches}: give batches of at least {count_noun(self.microbatches, 'sample')}"
             )
         return orders
 

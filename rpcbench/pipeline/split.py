@@ -418,9 +418,9 @@ def _refuse_tied_buffers(stages: Sequence[Stage]) -> None:
             index, other = first.setdefault(id(tensor), (stage.index, stage.unsplit_name(own)))
             if index != stage.index:
                 raise PipelineError(
-                    f"{stage.unsplit_name(own)!r} of stage {stage.index} is tied to {other!r} of stage {index}: stages can have "
-                    "weights in common, but no buffers. Cut elsewhere (balance=, at=) so that one stage has both, or "
-                    "untie them"
+                    f"{stage.unsplit_name(own)!r} of stage {stage.index} is tied to {other!r} of stage {index}: "
+                    "stages can have weights in common, but no buffers. Cut elsewhere (balance=, at=) so that one "
+                    "stage has both, or untie them"
                 )
 
 
@@ -435,9 +435,9 @@ def _refuse_shared_memory(stages: Sequence[Stage]) -> None:
             index, other, there = first.setdefault(place, (stage.index, stage.unsplit_name(own), parameter))
             if index != stage.index and parameter is not there:
                 raise PipelineError(
-                    f"{stage.unsplit_name(own)!r} of stage {stage.index} has the memory of {other!r} of stage {index}, but is "
-                    "another Parameter, so each stage would train its own. To tie them give both modules the same "
-                    "Parameter; else give one a clone of the tensor"
+                    f"{stage.unsplit_name(own)!r} of stage {stage.index} has the memory of {other!r} of stage "
+                    f"{index}, but is another Parameter, so each stage would train its own. To tie them give both "
+                    "modules the same Parameter; else give one a clone of the tensor"
                 )
 
 

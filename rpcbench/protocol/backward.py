@@ -96,9 +96,8 @@ class BackwardPass:
     plan: tuple[int, ...] = ()  # all sends that take part, if the messages listed them
     needed: set[int] = field(default_factory=set)  # sends of this worker that take part
     tally: Tally | None = None  # on the root only
-    discovered_from: dict[int, int] = field(
-        default_factory=dict
-    )  # recv → the send (or ROOT) from which it was reached first
+    # recv → the send (or ROOT) from which it was reached first
+    discovered_from: dict[int, int] = field(default_factory=dict)
     questions: dict[int, Question] = field(default_factory=dict)  # by the send that each is about
     arrived: set[int] = field(default_factory=set)  # sends with gradients here
     ran: int = 0

@@ -101,14 +101,14 @@ class Pair:
 
     __slots__ = (
         "_base",
-        "pending_cancels",
         "before",
         "first",
         "kept",
         "late",
-        "peer_incarnation",
         "owed",
         "peer",
+        "peer_incarnation",
+        "pending_cancels",
         "sent",
         "stamp",
         "window",

@@ -76,15 +76,13 @@ class Agent(HandleRuntime):
         self._parts_lock = threading.RLock()  # re-entrant: a part may ask for another one while it is made
         self._pool = Pool(f"rpcbench-{self.name}", config.threads, self.hooks.enter_thread)
         self.submit: Callable[[Job], None] = self._pool.spawn_job  # runs a job of the runtime on a pool thread soon
-        self.submit_here: Callable[[Job], None] = (
-            self._pool.submit_internal
-        )  # on this thread, if a message has caused it
+        # on this thread, if a message has caused it
+        self.submit_here: Callable[[Job], None] = self._pool.submit_internal
         spawn = self._pool.spawn_job
         self.effects = EffectTable(self._send_message)  # each part registers the effects that it carries out
         self._dispatcher = MessageDispatcher(self, self.effects, self._pool)
-        self.links = Interceptors(
-            link or Link(), self._write_message, self._dispatcher.deliver_message, self._links_changed
-        )
+        deliver = self._dispatcher.deliver_message
+        self.links = Interceptors(link or Link(), self._write_message, deliver, self._links_changed)
         self.clock: Callable[[], float] = lambda: self.links.clock()  # of deadlines: may stand still, never jumps
         devices = validate_device_maps(config.devices, config.device_maps)
         me = m.Member(self.id, self.name, self.incarnation, "", devices=devices)
@@ -102,9 +100,8 @@ class Agent(HandleRuntime):
         self._bootstrap = Bootstrap(config, self.machine, self.effects, self._peers, self.member_table, spawn)
         self.ready = self._bootstrap.ready  # calls are served
         self._heartbeat = Heartbeat(config, self._peers, self.clock, self.member_table.suspicion_changed)
-        self._myself = MemoryConnection(
-            lambda frame: self._peer_events.frame_received(self._peers.own_identity, frame), spawn
-        )
+        receive = self._peer_events.frame_received
+        self._myself = MemoryConnection(lambda frame: receive(self._peers.own_identity, frame), spawn)
         self.values = ObjectStore(self, self.machine, self.effects, spawn, make, self.clock, self.hooks)
         self._channels = Channels(self.effects, spawn)
         self.on_notice = self._channels.register_handler  # (channel, handler)
@@ -267,9 +264,8 @@ class Agent(HandleRuntime):
             keeps: list[RRefHandle] = []
             self.sources.check_function(target, function)
             body, forks, scope = self.values.pack_call(target, function, tuple(args), kwargs, label, keeps)
-            future = self.pending.create_future(
-                number := self.pending.new_number(), None, keeps, handles.creation_site()
-            )
+            number = self.pending.new_number()
+            future = self.pending.create_future(number, None, keeps, handles.creation_site())
             handle, cell = self.values.make_first_handle(target, label), self.values.current_cell()
             handle._creation = future
             assert handle._fork is not None

@@ -46,9 +46,8 @@ class ConnectionManager:
         self._handshakes = Handshakes(me)
         self._opener = Opener(config.secret)
         self._table = ConnectionTable()
-        self.find: Callable[[int], StreamConnection | None] = (
-            self._table.find_connection
-        )  # id → the connection to send on
+        # id → the connection to send on
+        self.find: Callable[[int], StreamConnection | None] = self._table.find_connection
         self._reconnector = Reconnector(self._table, events, self._dial_member, config.grace_seconds)
         offer = events.incarnation_for
         self.acceptor = Acceptor(

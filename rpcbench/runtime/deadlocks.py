@@ -267,9 +267,8 @@ class Watchdog:
             waits = [doing for doing in thread_states() if doing.future is not None]
             inquiry = self._run_inquiry(waits)
             circle = inquiry.find_cycle()
-            again = (
-                self._run_inquiry(waits).find_cycle() if circle else []
-            )  # one look may mix states of different moments
+            # one look may mix states of different moments
+            again = self._run_inquiry(waits).find_cycle() if circle else []
             if circle and [fact.call for fact in circle] == [fact.call for fact in again]:
                 self._break_cycle(circle)
             self._report_long_waits(waits, inquiry)

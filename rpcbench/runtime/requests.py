@@ -131,7 +131,7 @@ class PendingCalls:
         keeps, call.keeps = call.keeps, ()
         call.deliver_answer(answer, self._later, lazy)
         for kept in keeps:
-            kept.let_go()
+            kept.give_up_fork()
 
     def find_future(self, number: int) -> Future[Any] | None:
         return self._calls.get(number)

@@ -208,9 +208,8 @@ class ObjectStore:
         self._agent = handle_runtime
         self._machine = machine
         self._make = make
-        self._bare = IncomingHandles(
-            handle_runtime, (), self.make_handle, self.make_named_handle
-        )  # for messages without forks
+        # for messages without forks
+        self._bare = IncomingHandles(handle_runtime, (), self.make_handle, self.make_named_handle)
         self._clock = clock
         self._on_long = hooks.report_wait
         # Taken before the node's lock, so that the values kept here match the RRefs that the node owns.
@@ -218,9 +217,8 @@ class ObjectStore:
         self._kept: dict[Id, Future[Any]] = {}  # in use by other members
         self._sites: dict[Id, CreationSite] = {}  # creation sites of kept values made here
         self._known: weakref.WeakValueDictionary[Id, Future[Any]] = weakref.WeakValueDictionary()
-        effects.register(
-            fx.Free, lambda e: handle_runtime.released.put(self.forget_value(e.rref))
-        )  # freed on the maintenance thread
+        # freed on the maintenance thread
+        effects.register(fx.Free, lambda e: handle_runtime.released.put(self.forget_value(e.rref)))
         effects.register(fx.ValueFailed, lambda effect: spawn(lambda: self.fail_value(effect.rref, effect.error)))
         effects.register(fx.OwnerLost, lambda effect: None)  # `living_owner` reads it from the node when it is needed
         effects.register(fx.BodyLost, lambda effect: self.routes.forget_sources(effect.to))
@@ -237,9 +235,8 @@ class ObjectStore:
             function, context = recorder.wrap_function(function), recorder.current_context()
         route, name_of = self.routes.route_to(to, False), partial(self._name_of, to, keeps)
         handles: list[RRefHandle] = []
-        encoded = (
-            None if kwargs or route.targets else self.codec.encode_plain_call(function, args, name_of)
-        )  # the fast form
+        # the fast form
+        encoded = None if kwargs or route.targets else self.codec.encode_plain_call(function, args, name_of)
         if encoded is None:
             value, outgoing = (function, args, kwargs or {}), OutgoingHandles(self._agent, handles, name_of)
             encoded = self.codec.encode_fully(value, outgoing, CALL, route)

@@ -365,8 +365,8 @@ _NOTICES = {
     "pipeline ends": "step is aborted", "pipeline credits": "room for values",
 }  # fmt: skip
 _PIPELINE_CALLS = {
-    "pipeline run": "pipeline step", "pipeline apply": "commit of a step", "pipeline stop": "stop of a step",
-    "pipeline learn": "optimizers",
+    "pipeline run_step": "pipeline step", "pipeline step_optimizers": "commit of a step",
+    "pipeline abort_step": "stop of a step", "pipeline set_optimizers": "optimizers",
 }  # fmt: skip
 _PARCEL = re.compile(r"([A-Z])(\d*) for (.+)")
 

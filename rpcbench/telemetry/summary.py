@@ -34,7 +34,8 @@ def summarize_view(view: View) -> str:
 def _summarize_rrefs(view: View) -> tuple[str, list[str]]:
     states = Counter(fork["state"] for fork in view["forks"].values())
     marks = "".join(f", {states[state]} {state}" for state in ("pending", "deleting") if states[state])
-    first = f"{_count_workers(view)}, {count_noun(len(view['rrefs']), 'RRef')}, {count_noun(len(view['forks']), 'fork')}{marks}"
+    rrefs, forks = count_noun(len(view["rrefs"]), "RRef"), count_noun(len(view["forks"]), "fork")
+    first = f"{_count_workers(view)}, {rrefs}, {forks}{marks}"
     holders: dict[str, list[str]] = {}
     for fork in view["forks"].values():
         note = "" if fork["state"] == "confirmed" else f" ({fork['state']})"
@@ -60,7 +61,7 @@ def _summarize_contexts(view: View) -> tuple[str, list[str]]:
 
 
 def _context_line(row: Row, left: int) -> str:
-    counts = f"{count_noun(row['sends'], 'send')}, {count_noun(row['recvs'], 'recv')}, {count_noun(row['gradients'], 'gradient')}"
+    counts = ", ".join(count_noun(row[f"{noun}s"], noun) for noun in ("send", "recv", "gradient"))
     backward = f", backward runs ({left} gradients to come)" if row["passes"] else ""
     state = "" if row["ended"] is None else ", released"
     return f"  context {row['context']} on {count_noun(row['workers'], 'worker')}: {counts}{backward}{state}"

@@ -358,9 +358,8 @@ def _worker_row(member: dict[str, Any], process: Row, latest_question: int, call
     stopped = member["state"] == "up" and process.get("state") == "stopped"
     peers = health.get("peers", {}).values()
     cells = health.get("cells") or 0
-    waiting = (
-        max(0, health["waiting"] - cells) if health else None
-    )  # without the threads that wait for the end of a cell
+    # without the threads that wait for the end of a cell
+    waiting = max(0, health["waiting"] - cells) if health else None
     own = {name: member[name] for name in ("id", "name", "incarnation", "left_out")}
     row = {
         **own, **{name: health.get(name) for name in ("pid", "host", "busy", "cells")}, **read_figures(health),

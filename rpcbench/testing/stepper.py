@@ -161,9 +161,8 @@ class StepAgent:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._holding = (
-            threading.Lock()
-        )  # held by `hold_messages`, which a stepper may call twice at once; taken before `_lock`
+        # held by `hold_messages`, which a stepper may call twice at once; taken before `_lock`
+        self._holding = threading.Lock()
         self._lock = threading.RLock()  # guards the fields below; not held while messages are delivered
         self._command: StepCommand | None = None  # the current command; None while no stepper is on
         self._controller = -1  # id of the member with the stepper

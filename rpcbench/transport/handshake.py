@@ -147,9 +147,8 @@ def _parse_hello(record: bytes, me: Identity) -> Identity:
         _check_types(theirs, (int, str, str, str))
         if magic != MAGIC:
             raise ValueError("not an rpcbench hello")
-        if (
-            me.versions.required_versions != theirs.required_versions
-        ):  # before the fields that another version may not have
+        # before the fields that another version may not have
+        if me.versions.required_versions != theirs.required_versions:
             raise VersionMismatch(str(me.versions), str(theirs), "the peer")
         *who, nonce = fields[4:]
         if len(nonce) != NONCE:
@@ -182,9 +181,8 @@ def handshake_as_dialler(me: Identity, secret: bytes) -> Handshake:
     peer = _parse_hello(theirs, me)
     answer = yield make_proof(secret, b"dialler", mine, theirs), PROOF + VERDICT
     verdict = answer[PROOF:]
-    _verify_proof(
-        answer[:PROOF], make_proof(secret, b"listener", mine, theirs, verdict)
-    )  # only then is the verdict read
+    # only then is the verdict read
+    _verify_proof(answer[:PROOF], make_proof(secret, b"listener", mine, theirs, verdict))
     reason, again, offer = _read_verdict(verdict)
     if reason:
         raise RefusedError(f"{peer.name} does not let this process in: {reason}", again)

@@ -18,7 +18,7 @@ Guarantees
 #     sender                                     receiver
 #     Arena.take: a free block of its own file
 #     copies the buffer into the block
-#     frame LENT: the block's offset     ──────► BorrowedBuffers.lend: tensors over the block, without a copy
+#     frame LENT: the block's offset     ──────► BorrowedBuffers.borrow_block: tensors over the block, without a copy
 #                                                ... the last reference to them ends
 #     Arena.give_back: the block is free ◄────── frame RETURNED, beside the next message or at `free_idle_memory`
 #
@@ -140,9 +140,8 @@ class BorrowedBuffers:
         self._ended = False
         # Reentrant, as weakref callbacks may run anywhere.
         self._ended_loans: queue.SimpleQueue[BorrowedBuffer] = queue.SimpleQueue()
-        self.none_ended: Callable[[], bool] = (
-            self._ended_loans.empty
-        )  # whether `pop_unused_blocks` would return an empty list
+        # whether `pop_unused_blocks` would return an empty list
+        self.none_ended: Callable[[], bool] = self._ended_loans.empty
 
     def borrow_block(self, start: int, size: int) -> memoryview:
         """Return `size` bytes of the block at `start`. ValueError for a place that is no block, for a block in use, or

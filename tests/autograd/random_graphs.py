@@ -151,8 +151,8 @@ class RandomGraph:
         fired = [[] for _ in passes]
         self.runs.clear()
         for number, key in arrivals:
-            fired[number] += running[number].arrive(key, self.roots[key][1])
-        assert all(one.complete for one in running)
+            fired[number] += running[number].run_gradients(key, self.roots[key][1])
+        assert all(one.is_complete for one in running)
         return [self.at_ends(one, of) for one, of in zip(running, fired, strict=True)], self.runs.copy()
 
     def begun(self, keys, retain_graph):

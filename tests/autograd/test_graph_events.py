@@ -253,7 +253,7 @@ def test_of_a_large_graph_only_the_recvs_are_known(monkeypatch: pytest.MonkeyPat
     assert unknown.part_rows() == []
 
 
-@pytest.mark.parametrize("step", ["_graph_of_context", "_make_row", "_size_fields", "walk", "Spans"])
+@pytest.mark.parametrize("step", ["_graph_of_context", "_make_row", "_size_fields", "add_nodes_below", "Spans"])
 def test_an_error_of_the_watching_is_logged_once_and_the_pass_goes_on(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
@@ -261,7 +261,8 @@ def test_an_error_of_the_watching_is_logged_once_and_the_pass_goes_on(
         raise ZeroDivisionError(step)
 
     place: Any = graph_events
-    place = {"walk": graph_events.SeenGraph, "_size_fields": place, "Spans": place}.get(step, graph_events.GraphEvents)
+    owners = {"add_nodes_below": graph_events.SeenGraph, "_size_fields": place, "Spans": place}
+    place = owners.get(step, graph_events.GraphEvents)
     monkeypatch.setattr(place, step, fail)
     for agent in agents:
         agent.listen(True, False)

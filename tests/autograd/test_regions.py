@@ -57,7 +57,9 @@ def captured(starts, ends, taps_, retain_graph):
 MUTANTS = {
     "captured, not tapped": (regions, "run_tapped", captured),
     "only what the engine computes anyway": (regions, "compute_apart", lambda ran, targets: [[None] * 9]),
-    "the last gradient, no sum": (regions.Region, "add", lambda part, edge, grad: part.entries.update({edge: grad})),
+    "the last gradient, no sum": (
+        regions.Region, "add_gradient", lambda part, edge, grad: part.entries.update({edge: grad}),
+    ),
     "leaves with hooks shared": (regions, "_is_bare_leaf", regions.is_leaf),
     "leaves shared always": (
         regions.RegionOrder,

@@ -38,13 +38,13 @@ class Agent:
 def test_stop_names_a_worker_that_may_run_the_cell_already(monkeypatch):
     """The worker may begin the cell before the sending thread in the notebook runs again."""
     monkeypatch.setattr(client, "_handling_seconds", lambda: 0.01)
-    agent, area = Agent(), SimpleNamespace(finish=lambda: None)
-    prompts = SimpleNamespace(take_over=print, look=lambda: None, close=lambda: None)
+    agent, area = Agent(), SimpleNamespace(finish_output=lambda: None)
+    prompts = SimpleNamespace(take_over_item=print, check_open_prompt=lambda: None, close=lambda: None)
     part = _WorkerRun(SimpleNamespace(name="worker1", id=1), area, prompts, lambda part: None, "")
     sent = RunningCell(
         agent, Cell(7, "while True: pass"), [part], prompts, math.inf, _FailureReporter(SimpleNamespace())
     )
-    sent.send_to_workers(SimpleNamespace(open=lambda *of: None), SendOrder(agent))
+    sent.send_to_workers(SimpleNamespace(open_buffer=lambda *of: None), SendOrder(agent))
     assert sent.interrupt_and_wait() == ([], ["worker1"])
     assert agent.submitted[-1].args[1:] == (INTERRUPT, {"cell": 7})
 
@@ -97,8 +97,8 @@ def test_an_interrupted_cell_is_not_sent_any_more(monkeypatch):
     monkeypatch.setattr(client, "_handling_seconds", lambda: 0.01)
     agent, closed = Agent(), []
     agent.notify = lambda *of: None
-    prompts = SimpleNamespace(take_over=print, look=lambda: None, close=lambda: None)
-    relay = SimpleNamespace(open=lambda *of: None, close=lambda *of: closed.append(of))
+    prompts = SimpleNamespace(take_over_item=print, check_open_prompt=lambda: None, close=lambda: None)
+    relay = SimpleNamespace(open_buffer=lambda *of: None, drop_buffer=lambda *of: closed.append(of))
     settled = []
     part = _WorkerRun(SimpleNamespace(name="worker1", id=1), None, prompts, settled.append, "")
     sent = RunningCell(agent, Cell(7, "1"), [part], prompts, math.inf, _FailureReporter(SimpleNamespace()))

@@ -16,10 +16,10 @@ class Recorder:
     def __init__(self):
         self.shown = []
 
-    def text(self, stream, text):
+    def write_text(self, stream, text):
         self.shown += text.splitlines()
 
-    def display(self, bundle, update=False):
+    def display_bundle(self, bundle, update=False):
         self.shown.append(bundle["data"])
 
 
@@ -54,17 +54,17 @@ def test_names_with_consecutive_numbers_are_abbreviated_to_ranges(names, short):
 
 def test_equal_outputs_are_shown_once_even_if_they_arrive_in_different_pieces(screen):
     one, two, three = areas(screen)
-    one.show("stdout", "a\nb\n")
-    two.show("stdout", "a\n")
-    two.show("stdout", "b\n")
-    three.show("stdout", "a\nb")
-    three.show("stdout", "\n")
+    one.show_item("stdout", "a\nb\n")
+    two.show_item("stdout", "a\n")
+    two.show_item("stdout", "b\n")
+    three.show_item("stdout", "a\nb")
+    three.show_item("stdout", "\n")
     for area in (one, two):
         area.show_item("result", bundle({"text/html": "<b>"}, display_id=f"of {id(area)}"))
         area.finish_output()
-    three.show("result", bundle({"text/html": "<b>"}))
+    three.show_item("result", bundle({"text/html": "<b>"}))
     assert screen.shown == [], "output is held back until all workers have finished"
-    three.finish()
+    three.finish_output()
     assert screen.shown == ["[worker1-3] a", "[worker1-3] b", "[worker1-3] ", {"text/html": "<b>"}]
 
 
@@ -78,8 +78,8 @@ def test_different_outputs_are_shown_separately_in_the_order_of_the_workers(scre
 
 def test_equal_texts_on_different_streams_differ_and_a_silent_worker_shows_nothing(screen):
     one, two, three = areas(screen)
-    one.show("stdout", "x\n")
-    two.show("stderr", "x\n")
+    one.show_item("stdout", "x\n")
+    two.show_item("stderr", "x\n")
     for area in (one, two, three):
         area.finish_output()
     assert screen.shown == ["[worker1] x", "[worker2] x"]
@@ -96,13 +96,13 @@ def test_output_after_the_end_is_shown_with_the_name_of_its_worker(screen):
 def test_output_beyond_the_limit_is_shown_at_once(screen, monkeypatch):
     monkeypatch.setattr(collapse, "MOST", 10)
     one, two = areas(screen, 2)
-    one.show("stdout", "123456\n")
-    one.show("stdout", "789012\n")
-    one.show("stdout", "live\n")
+    one.show_item("stdout", "123456\n")
+    one.show_item("stdout", "789012\n")
+    one.show_item("stdout", "live\n")
     assert screen.shown == ["[worker1] 123456", "[worker1] 789012", "[worker1] live"]
-    two.show("stdout", "quiet\n")
-    one.finish()
-    two.finish()
+    two.show_item("stdout", "quiet\n")
+    one.finish_output()
+    two.finish_output()
     assert screen.shown[3:] == ["[worker2] quiet"]
 
 

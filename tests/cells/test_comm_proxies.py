@@ -54,13 +54,16 @@ class Sides:
         self._patch = patch
         self.managers = {"worker": CommManager(), "notebook": CommManager()}
         self.output_stream = []
-        self.cell = SimpleNamespace(runs=True, tell=lambda kind, content: self.output_stream.append(content))
+        self.cell = SimpleNamespace(has_running_cell=True, send_to_last_client=self.keep_content)
         self.comms = WorkerComms(self.cell)
         self.agent = Agent()
         self.mirrors = CommProxies(self.agent)
         # A class for each test: comms of another test may be collected only now, and send a close.
         self.front_end = type("FrontEnd", (Front,), {"said": []})
         self.on("worker")
+
+    def keep_content(self, kind, content):
+        self.output_stream.append(content)
 
     def on(self, side, shell=None):
         """From now on, this process acts as that side."""
@@ -143,7 +146,7 @@ def test_messages_of_the_front_end_reach_the_callbacks_in_order(sides, order):
 def test_a_kernel_worker_forwards_only_the_comms_of_the_notebooks_cells(sides, kind, there):
     sides.on("worker", SimpleNamespace(kernel=True) if kind == "kernel" else None)
     during = comm.create_comm()
-    sides.cell.runs = False
+    sides.cell.has_running_cell = False
     beside = comm.create_comm()
     sides.deliver()
     assert (during.comm_id in sides.managers["notebook"].comms) is True
@@ -196,8 +199,8 @@ def test_comms_are_closed_when_their_worker_or_the_cluster_ends(sides, end):
         [c for c in sides.output_stream if kept.comm_id in c],
     )
     sides.on("notebook")
-    sides.mirrors.take(1, own[0])
-    sides.mirrors.take(2, sides.output_stream[0])
+    sides.mirrors.receive_message(1, own[0])
+    sides.mirrors.receive_message(2, sides.output_stream[0])
     if end == "the cluster's":
         (job,) = sides.agent.hooks.on_end
         job()

@@ -170,7 +170,7 @@ def test_an_item_that_comes_while_the_log_is_looked_at_precedes_what_the_log_has
     class Tail:
         at = 0
 
-        def size(self):
+        def log_size(self):
             if not self.at:
                 stream._queue.put(item)  # and right after it, a child writes
             return 8

@@ -21,7 +21,7 @@ class Pane:
     def __init__(self):
         self.shown = []
 
-    def show(self, kind, content):
+    def show_item(self, kind, content):
         if content == "bad":
             raise ValueError("I/O operation on closed file")
         self.shown.append((kind, content))
@@ -110,7 +110,7 @@ class Screen:
     def __init__(self):
         self.shown = ""
 
-    def text(self, stream, text):
+    def write_text(self, stream, text):
         self.shown += text
 
 

@@ -177,7 +177,7 @@ def test_code_of_a_cell_lets_others_interrupt_a_block_of_it_alone(bench):
 
     def cell():
         try:
-            with bench.runner.interruptible() as interrupt:
+            with bench.runner.interruptible_block() as interrupt:
                 kept.append(interrupt)
                 entered.set()
                 _sleep()
@@ -188,7 +188,7 @@ def test_code_of_a_cell_lets_others_interrupt_a_block_of_it_alone(bench):
             return "interrupted"
 
     def later():
-        with bench.runner.interruptible():
+        with bench.runner.interruptible_block():
             late = threading.Thread(target=kept[0])
             late.start()
             late.join()
@@ -410,7 +410,7 @@ def test_stop_interrupts_the_running_cell_and_cancels_a_queued_one(bench):
         second = in_background(lambda: bench.ask(2, lambda: seen.append("it began")))
         until(lambda: bench.runner._jobs.qsize() == 1, "a queued cell")
         assert bench.agent.health.cells[0]() == 2
-        bench.runner.stop()
+        bench.runner.stop_serving()
         for error in first(), second():
             assert isinstance(error, CallCancelled) and "KeyboardInterrupt" in str(error)
 
@@ -427,7 +427,7 @@ def test_a_stopping_worker_still_reports_the_handling_of_interrupts(bench):
         assert begun.wait(PATIENCE)
         interrupt = in_background(lambda: bench.interrupt(1))
         until(lambda: bench.agent.heard)
-        stop = in_background(bench.runner.stop)
+        stop = in_background(bench.runner.stop_serving)
         until(lambda: bench.runner._stopping)
         count = len(bench.agent.heard)
         until(lambda: len(bench.agent.heard) > count + 1)
@@ -438,7 +438,7 @@ def test_a_stopping_worker_still_reports_the_handling_of_interrupts(bench):
 
 
 def test_run_cell_on_a_member_without_a_runner_raises(monkeypatch):
-    monkeypatch.setattr(runner, "current", lambda: Agent())
+    monkeypatch.setattr(runner, "current_agent", lambda: Agent())
     with pytest.raises(RuntimeError, match="worker1 runs no cells"):
         runner.run_cell(Cell(0, ""))
 

@@ -18,17 +18,17 @@ class Outbox:
     """A stream that records questions; each is answered with the next of `answers`."""
 
     def __init__(self, *answers, runs=True):
-        self.answers, self.runs, self.asked = list(answers), runs, []
+        self.answers, self.has_running_cell, self.asked = list(answers), runs, []
         self.stdin = Stdin(self)
 
-    def show(self, kind, content):
-        if self.runs:
+    def send_item(self, kind, content):
+        if self.has_running_cell:
             self.asked.append((kind, json.loads(content)))
             if self.answers:
                 kind, text = self.answers.pop(0)
                 notice = {"question": self.asked[-1][1]["question"], "kind": kind, "text": text}
                 self.stdin.answer_received(0, notice)
-        return self.runs
+        return self.has_running_cell
 
 
 def test_input_and_getpass_ask_the_notebook_while_installed_and_are_then_restored():

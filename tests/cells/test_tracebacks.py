@@ -38,7 +38,7 @@ def _as_a_context_of_ours_begins() -> None:
     ("deed", "names", "hidden"),
     [
         (_in_a_context_of_ours, ["_in_a_context_of_ours", "_fails"], set()),
-        (_as_a_context_of_ours_begins, ["_as_a_context_of_ours_begins"], {"__enter__", "seeded"}),
+        (_as_a_context_of_ours_begins, ["_as_a_context_of_ours_begins"], {"__enter__", "seeded_rng"}),
     ],
 )
 def test_frames_of_this_package_and_of_its_contexts_are_left_out(

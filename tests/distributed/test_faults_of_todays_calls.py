@@ -242,9 +242,9 @@ def test_an_object_with_another_signature_is_not_unpickled(everyone: Any) -> Non
 
 
 def test_a_secret_signs_objects_for_one_operation_of_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = SimpleNamespace(token="t", rank=0, named=lambda rank: f"rank {rank}")
-    end: Any = SimpleNamespace(world=world, key="0", notes_on=torch.device("cpu"))
-    other: Any = SimpleNamespace(world=world, key="1", notes_on=torch.device("cpu"))
+    world = SimpleNamespace(token="t", rank=0, rank_label=lambda rank: f"rank {rank}")
+    end: Any = SimpleNamespace(world=world, key="0", notes_device=torch.device("cpu"))
+    other: Any = SimpleNamespace(world=world, key="1", notes_device=torch.device("cpu"))
 
     def opened(at: Any, deed: str, data: bytes) -> Any:
         return objects._open_object(at, deed, 0, torch.frombuffer(bytearray(data), dtype=torch.uint8))

@@ -315,16 +315,16 @@ def test_a_part_ends_once_by_itself_or_with_its_world(bus: EventLog) -> None:
     made = of(bus)
     with pytest.raises(ZeroDivisionError), made.record_entry(part(1)):
         raise ZeroDivisionError
-    lane, other = made.enter(part(2)), made.enter(part(2, "v.0"))
-    made.abandon("w")
-    ended = made.table()["w.0.2"]["end"]
-    lane.leave()
-    other.leave()
-    state = {key: row["failed"] for key, row in made.table().items()}
+    lane, other = made.record_entry(part(2)), made.record_entry(part(2, "v.0"))
+    made.fail_running_parts("w")
+    ended = made.collectives_table()["w.0.2"]["end"]
+    lane.record_end()
+    other.record_end()
+    state = {key: row["failed"] for key, row in made.collectives_table().items()}
     assert state == {"w.0.1": True, "w.0.2": True, "v.0.2": False}
-    assert made.table()["w.0.2"]["end"] == ended
+    assert made.collectives_table()["w.0.2"]["end"] == ended
     lane.adopt_identity(part(3))
-    assert "w.0.3" not in made.table(), "an ended part becomes no other one"
+    assert "w.0.3" not in made.collectives_table(), "an ended part becomes no other one"
 
 
 def test_a_collective_in_an_ended_world_is_recorded_as_failed() -> None:

@@ -153,8 +153,8 @@ def test_the_module_of_names_is_not_imported_without_use() -> None:
         "import sys, torch, rpcbench.rpc, rpcbench.autograd, rpcbench.optim, rpcbench.pipeline\n"
         "from rpcbench.autograd.gradients import LeafGradients\n"
         "held, leaf = LeafGradients(), torch.nn.Parameter(torch.ones(2))\n"
-        "held.add([(leaf, torch.ones(2))])\n"
-        "assert type(held.under_names()[leaf]) is torch.Tensor\n"
+        "held.add_gradients([(leaf, torch.ones(2))])\n"
+        "assert type(held.copy_with_names()[leaf]) is torch.Tensor\n"
         "assert not [name for name in sys.modules if name.startswith('rpcbench.named')]\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

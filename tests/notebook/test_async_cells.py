@@ -35,15 +35,15 @@ class Screen:
     def __init__(self):
         self.said = []
 
-    def text(self, stream, text):
+    def write_text(self, stream, text):
         self.said.append((stream, text))
 
-    def display(self, bundle, update):
+    def display_bundle(self, bundle, update):
         raise AssertionError("it was never shown")
 
 
 class Closed(Screen):
-    def text(self, stream, text):
+    def write_text(self, stream, text):
         raise ValueError("I/O operation on closed file")
 
 

@@ -70,10 +70,10 @@ class Screen:
     def __init__(self):
         self.texts = []
 
-    def display(self, bundle, update=False):
+    def display_bundle(self, bundle, update=False):
         self.texts.append(bundle["data"]["text/plain"])
 
-    def within(self, emit):
+    def call_in_context(self, emit):
         emit()
 
 

@@ -266,9 +266,8 @@ def test_a_step_counts_though_the_checkpoint_after_it_fails(
         with pytest.raises(OSError, match="no space left") as told:
             made.apply(last=True)
         assert told.value.__notes__ == ["optimizer step 1 is done; the checkpoint after it failed"]
-        assert (
-            made.applied and len(made._released_ids) == 2
-        )  # so that no worker is asked to release what it has released
+        # so that no worker is asked to release what it has released
+        assert made.applied and len(made._released_ids) == 2
     assert pipe.optimizer_step == 1
 
 

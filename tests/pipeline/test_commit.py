@@ -40,13 +40,14 @@ IDS = [4, 7, 9]
 
 # -- by hand
 class Post:
-    """The mailbox of one worker, as far as a commit needs it: `send` puts values into the slots of the others."""
+    """The mailbox of one worker, as far as a commit needs it: `send_values` puts values into the slots of the "
+    "others."""
 
     def __init__(self, posts: dict[int, Post]) -> None:
         self.slots, self._posts = Slots(), posts
-        self.take = self.slots.take_values
+        self.receive_values = self.slots.take_values
 
-    def send(self, slot: Slot, values: tuple[Any, ...]) -> None:
+    def send_values(self, slot: Slot, values: tuple[Any, ...]) -> None:
         self._posts[slot.microbatch].slots.put(slot, lambda: values)
 
 

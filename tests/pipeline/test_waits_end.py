@@ -216,7 +216,7 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_was_called(
 
     def interrupted(self: RequestSender, to: int, message: Any, seconds: float | None) -> None:
         send(self, to, message, seconds)
-        if message.label.endswith("run"):  # the other worker gets no call
+        if message.label.endswith("run_step"):  # the other worker gets no call
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(RequestSender, "send_request", interrupted)

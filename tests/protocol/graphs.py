@@ -162,9 +162,9 @@ class Trainer(Passer):
             found = [graph.Reach(root) for root in parts.values()]
             self.passes[walk] = LocalPass(parts, True, found)  # type: ignore[assignment]
         local: Any = self.passes[walk]
-        fired = local.arrive(root, grads)
-        if local.complete:
-            for leaf, gradient in local.leaves():
+        fired = local.run_gradients(root, grads)
+        if local.is_complete:
+            for leaf, gradient in local.final_leaves():
                 assert leaf not in self.world.gradients[walk], "a leaf has two gradients"
                 self.world.gradients[walk][leaf] = gradient
         bodies = {one.key: Body(b"", b"", Carried(one.grads)) for one in fired}

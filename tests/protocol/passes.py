@@ -61,7 +61,7 @@ class Passer(Member):
             fx.Resolve: lambda effect: self._received(effect.source, effect.answer),
             fx.Explore: lambda e: self._guarded(e.pass_id, e.message, lambda: self._explore(e)),
             fx.Propagate: lambda e: self._guarded(e.pass_id, ROOT, lambda: self._arrive(e.pass_id, ROOT, 1)),
-            fx.Accumulate: lambda e: self._guarded(e.message.walk, e.message.message, lambda: self._accumulate(e)),
+            fx.Accumulate: lambda e: self._guarded(e.message.pass_id, e.message.message, lambda: self._accumulate(e)),
             fx.PassEnded: lambda e: world.ended[e.pass_id].append(e.failure),
         }
 
@@ -273,7 +273,7 @@ class Passes(World):
         while ways:
             send = ways.pop()
             count[send] += 1
-            ways += self.members[worker_of(send)].wait_for_commit[send]
+            ways += self.members[worker_of(send)].reach[send]
         return count
 
     def _check_walks_are_over(self) -> None:

@@ -51,7 +51,7 @@ def test_an_error_is_raised_with_its_cause_and_without_internal_frames(agents: l
     with pytest.raises(ValueError, match="no such thing") as caught:
         rpc_sync("worker1", fail, ("no such thing",))
     assert isinstance(caught.value.__cause__, RemoteError) and "in fail" in str(caught.value.__cause__)
-    assert not any(frame.name == "reraise" for frame in traceback.extract_tb(caught.value.__traceback__))
+    assert not any(frame.name == "raise_failure" for frame in traceback.extract_tb(caught.value.__traceback__))
 
 
 def test_ctrl_c_during_the_arrival_of_a_result_is_not_lost(agents: list[Agent]) -> None:

@@ -286,7 +286,7 @@ def test_calls_of_this_package_are_hidden_but_for_cells() -> None:
         ("Parcel", "a channel of somebody", "a channel of somebody"),
         ("Notice", "cell", "output of a cell"),
         ("Notice", "other", "other"),
-        ("Call", "pipeline run", "call pipeline step"),
+        ("Call", "pipeline run_step", "call pipeline step"),
         ("Unheard", "of", "Unheard"),
     ],
 )

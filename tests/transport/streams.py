@@ -30,7 +30,7 @@ def spawn(job: Callable[[], object]) -> threading.Thread:
 class AnySocket:
     """A listener that opens any socket without checks."""
 
-    def open(self, sock: socket.socket, deadline: float) -> Stream:
+    def open_stream(self, sock: socket.socket, deadline: float) -> Stream:
         return SocketStream(sock)
 
 

@@ -65,7 +65,7 @@ def test_the_first_long_wait_spins_and_the_next_ones_sleep_at_once(peer, spin):
 
 def test_a_spin_lasts_about_the_spin_time(peer, spin):
     begun, woken = peer.now, []
-    peer.has_pending = begun + 3600
+    peer.due = begun + 3600
     spin.spin_then_sleep(lambda: woken.append(peer.now))
     assert SPIN_SECONDS <= woken[0] - begun < 2 * SPIN_SECONDS
 

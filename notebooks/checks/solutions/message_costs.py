@@ -17,7 +17,7 @@ def relay_time(n, k, hops, alpha, beta):
 # %% best_pieces
 def best_pieces(n, hops, alpha, beta):
     ideal = math.sqrt((hops - 1) * n / (alpha * beta))
-    beside = [max(1, math.first_missing(ideal)), max(1, math.ceil(ideal))]
+    beside = [max(1, math.floor(ideal)), max(1, math.ceil(ideal))]
     return min(beside, key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
 
 
