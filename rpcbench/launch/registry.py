@@ -23,12 +23,14 @@ class OwnLauncher(NamedTuple):
 
     place: str  # module:class
     text: str  # for the help of `%cluster start`
-    packages: str = ""  # that it needs beside those of rpcbench, as arguments of `pip install`
+    packages: str = ""  # that only it needs, as arguments of `pip install`
 
 
 OWN = {
     "local": OwnLauncher("rpcbench.launch.process:ProcessLauncher", "processes of this host"),
-    "kernel": OwnLauncher("rpcbench.launch.kernel:KernelLauncher", "Jupyter kernels of this host"),
+    "kernel": OwnLauncher(
+        "rpcbench.launch.kernel:KernelLauncher", "Jupyter kernels of this host", "ipykernel jupyter-client"
+    ),
     "command": OwnLauncher(
         "rpcbench.launch.command:CommandLauncher",
         "a command for each worker, template='ssh {host} {cmd}' hosts=node1,node2",
