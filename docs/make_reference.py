@@ -46,6 +46,7 @@ def pages() -> dict[str, str]:
         if importlib.util.find_spec(_module(page)) is not None:
             texts[_file(page)] = _page(page, described)
     texts["notebook.md"] = _magics()
+    texts["workers-panel.md"] = _columns()
     texts[torch_names.FILE] = torch_names.page(API / torch_names.FILE)
     texts["README.md"] = _index(dict(reversed(texts.items())))
     return texts
@@ -153,6 +154,20 @@ def _magics() -> str:
         name = magic.lstrip("%")
         text.add(_prose(_doc(next(getattr(kind, name) for kind in kinds if name in vars(kind)))))
     return str(text)
+
+
+def _columns() -> str:
+    rows = importlib.import_module("rpcbench.telemetry.worker_columns").WORKER_COLUMNS
+    return "\n".join(
+        [
+            "# The workers panel",
+            "",
+            "| column | what it shows |",
+            "|---|---|",
+            *(f"| {row.head} | {row.help} |" for row in rows),
+            "",
+        ]
+    )
 
 
 def _index(texts: dict[str, str]) -> str:

@@ -44,7 +44,7 @@ from rpcbench.base.conditions import Condition
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
 from rpcbench.pipeline.simulate import MARKS
-from rpcbench.telemetry import collector, trace
+from rpcbench.telemetry import collector, trace, worker_columns
 from rpcbench.telemetry.collector import LIVE, Phase
 from rpcbench.telemetry.message_views import MESSAGE_FAMILIES, MESSAGE_STATES
 from rpcbench.telemetry.recording import Still
@@ -52,7 +52,6 @@ from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
 from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import RREF_STATES, View, World, diff_views
-from rpcbench.telemetry.worker_columns import WORKER_COLUMNS
 
 logger = logging.getLogger(__name__)
 # Ratios of pause to work: views are computed in the process that runs the user's cells, and must not slow these down.
@@ -284,7 +283,7 @@ def lists_script() -> str:
     """Return the lists that Python shares with the drawing code, as a constant of it."""
     families = {family.key: family.name for family in MESSAGE_FAMILIES}
     lists = {
-        "workers": [asdict(column) for column in WORKER_COLUMNS],
+        "workers": [asdict(column) for column in worker_columns.WORKER_COLUMNS],
         "messages": {"families": families, "states": MESSAGE_STATES},
         "pipeline": {"kinds": {kind: mark.name.partition(" ")[2] for kind, mark in MARKS.items()}},
         "rrefs": {"states": RREF_STATES},

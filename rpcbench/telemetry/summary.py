@@ -10,7 +10,7 @@ from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.message_views import MESSAGE_STATES
 from rpcbench.telemetry.shard_views import shards_text
 from rpcbench.telemetry.views import RREF_STATES, View
-from rpcbench.telemetry.worker_columns import figure_words
+from rpcbench.telemetry.worker_columns import Column, columns_of, figure_words
 
 LINES = 12  # so that a cell's output fits a screen
 
@@ -126,13 +126,13 @@ def row_time(row: Row) -> float:
 def _how_they_are(view: View) -> tuple[str, list[str]]:
     rows = view["workers"].values()
     failed = [f"  {key} failed: {row['error']}" for key, row in view["actions"].items() if row["state"] == "failed"]
-    up = sum(row["state"] == "up" for row in rows)
-    return f"{_count_workers(view)}, {up} ready", [_worker_line(row) for row in rows] + failed
+    up, columns = sum(row["state"] == "up" for row in rows), columns_of(view["workers"])
+    return f"{_count_workers(view)}, {up} ready", [_worker_line(row, columns) for row in rows] + failed
 
 
-def _worker_line(row: Row) -> str:
+def _worker_line(row: Row, columns: list[Column]) -> str:
     start = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""  # of a restarted worker
-    return f"  {row['name']}{start}: {', '.join(filter(None, [row['now'], figure_words(row)]))}"
+    return f"  {row['name']}{start}: {', '.join(filter(None, [row['now'], figure_words(row, columns)]))}"
 
 
 def _summarize_held(view: View) -> tuple[str, list[str]]:

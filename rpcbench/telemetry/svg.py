@@ -35,17 +35,17 @@ from rpcbench.telemetry.worker_columns import Column, columns_of, figure_words, 
 
 # All lengths are in pixels of the picture.
 _TOP, _ROW, _LINE = 58, 24, 15  # first row; height of a row; of a line below it
-_WIDE = {  # of a column, by its kind; those of other kinds are not drawn
-    "name": 138, "activity": 144, "share": 100, "bytes": 120, "count": 50, "text": 120, "threads": 100, "traffic": 136,
+_WIDE = {  # of a column without its bar, by its kind; those of other kinds are not drawn
+    "name": 138, "activity": 144, "share": 54, "bytes": 74, "count": 50, "text": 120, "threads": 100, "traffic": 136,
 }  # fmt: skip
-_BAR, _SQUARES = 40, 6  # width of a bar; squares for threads, at most
+_BAR, _GAP, _SQUARES = 40, 6, 6  # width of a bar; to its text; squares for threads, at most
 
 
 def draw_workers(picture: Picture, view: View, _at: Columns) -> None:
     """Draw a row for each worker with the last line of its log, and the actions that have failed."""
     there = columns_of(view["workers"])
     drawn = [column for column in there if column.kind in _WIDE and not column.is_optional]
-    edges = list(accumulate((_WIDE[column.kind] for column in drawn), initial=12))
+    edges = list(accumulate((_WIDE[column.kind] + (_BAR + _GAP) * bool(column.curve) for column in drawn), initial=12))
     picture.width = max(picture.width, edges[-1])
     places, below = list(zip(drawn, edges, strict=False)), edges[1]
     for column, x in places:
@@ -88,7 +88,7 @@ def _draw_cell(picture: Picture, column: Column, row: Row, rows: list[Row], x: f
 def _draw_bar(picture: Picture, x: float, y: float, share: float, words: str) -> None:
     picture.draw_rect(x, y - 8, _BAR, 8, "plate")
     picture.draw_rect(x, y - 8, _BAR * min(1.0, share), 8, "f-blue")
-    picture.draw_text(x + _BAR + 6, y, words)
+    picture.draw_text(x + _BAR + _GAP, y, words)
 
 
 def _draw_threads(picture: Picture, busy: int, waiting: int, x: float, y: float) -> None:

@@ -91,13 +91,14 @@ WORKER_COLUMNS = (
 )  # fmt: skip
 
 
-_FIGURES = [column for column in WORKER_COLUMNS if column.kind in SHAPES]
+def _figures() -> list[Column]:
+    return [column for column in WORKER_COLUMNS if column.kind in SHAPES]
 
 
 def read_figures(told: Row) -> Row:
     """Return the figures of a row of the table "health" by their keys; that of which one is a part as `KEY_whole`."""
     found: Row = {}
-    for column in _FIGURES:
+    for column in _figures():
         found[column.key] = _look_up(told, column.source or column.key)
         if column.whole:
             found[f"{column.key}_whole"] = _look_up(told, column.whole)
@@ -112,7 +113,7 @@ def _look_up(row: Row, place: str) -> Any:
 def figure_shapes() -> dict[str, Any]:
     """Return the shape of the figures in a row of the table "health", as `record_schema` has shapes."""
     found: dict[str, Any] = {}
-    for column in _FIGURES:
+    for column in _figures():
         for place in filter(None, (column.source or column.key, column.whole)):
             outer, _, inner = place.rpartition(".")
             fields = found.setdefault(f"{outer}?", (None, {}))[1] if outer else found
@@ -147,7 +148,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
 }  # fmt: skip
 
 
-def figure_words(row: Row, columns: Iterable[Column] = WORKER_COLUMNS) -> str:
+def figure_words(row: Row, columns: Iterable[Column]) -> str:
     """Return the known figures of a worker: `CPU 50 %, memory 20.0 MB, 1 busy, 0 waiting, 0 queued`."""
     named = [(one, format_value(one, row)) for one in columns if one.kind in SHAPES or one.kind == "threads"]
     return ", ".join(one.words.format(head=one.head, value=value) for one, value in named if value)

@@ -158,6 +158,8 @@ def test_each_type_has_a_colour_which_the_legend_names(show):
     first, second, *others = shown.page.eval_on_selector_all(".rb-row", fills)
     assert first != second and others == [first, second]
     assert shown.texts(".rb-legend span")[-2:] == ["SGD", "Stage"]
+    owner = shown.page.locator(".rb-legend .rb-owner rect").evaluate("mark => getComputedStyle(mark).fill")
+    assert owner != "rgb(0, 0, 0)", "the marks of no type have a colour of the panel, not that of SVG"
 
 
 def many_rrefs(count):

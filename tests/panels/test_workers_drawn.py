@@ -8,6 +8,13 @@ import pytest
 from pictures import ask, launch, tell, world
 from shown import busy_world
 
+from rpcbench.base import charts
+from rpcbench.panels import PANELS
+from rpcbench.panels.base import panel_asset
+from rpcbench.telemetry import worker_columns
+from rpcbench.telemetry.svg import Snapshot
+from rpcbench.telemetry.worker_columns import Column
+
 pytestmark = pytest.mark.browser
 
 
@@ -272,6 +279,26 @@ def test_columns_stand_at_the_width_of_the_docs_and_rows_have_one_line_at_that_o
     assert "process 103 · restarted once" in shown.page.locator("tr[data-worker='3'] + tr").inner_text()
     page.set_viewport_size({"width": 1000, "height": 700})
     assert max(heights) <= 36 and wide <= room, heights
+
+
+def test_a_new_figure_needs_one_row_of_the_list(show, monkeypatch):
+    new = Column("sockets", "sockets", "count", "“sockets” counts open sockets.", curve="teal")
+    columns = worker_columns.WORKER_COLUMNS
+    monkeypatch.setattr(worker_columns, "WORKER_COLUMNS", (*columns[:9], new, *columns[9:]))
+    monkeypatch.setattr(PANELS["workers"], "_esm", panel_asset("workers", ".js"))
+    at = world(2)
+    tell(at, 1, sockets=1234)
+    shown = show("workers", at)
+    shown.page.locator("tr[data-worker='1'] .rb-opener").click()
+    assert (cells(shown, 1)["sockets"], cells(shown, 2)["sockets"]) == ("1234", "\N{EN DASH}")
+    assert "sockets 1234" in shown.texts("tr[data-worker='1'] + tr .rb-figures > span")
+    assert "sockets in the last minute, 0 to 1500" in shown.texts(".rb-legend > span")
+    assert shown.page.locator("th.rb-sockets").get_attribute("title") == new.help in shown.texts(".rb-help")[0]
+    still = Snapshot(shown.view)
+    assert "0 queued, sockets 1234" in still.text
+    edges = {word: float(x) for x, word in re.findall(r'<text x="([\d.]+)"[^>]*>([^<]*)<', still.svg)}
+    assert edges["1234"] + charts.LETTER * len("1234") < edges["bytes"], "it is drawn, beside its bar"
+    assert worker_columns.figure_shapes()["sockets?"] == (None, int)
 
 
 def test_workers_stand_in_order_whoever_comes_and_goes(show):
