@@ -41,11 +41,11 @@ class Still:
     def __init__(self):
         self.viewers = []
 
-    def open(self, viewer, source):
+    def open_viewer(self, viewer, source):
         if viewer not in self.viewers:
             self.viewers.append(viewer)
 
-    def close(self, viewer):
+    def close_viewer(self, viewer):
         if viewer in self.viewers:
             self.viewers.remove(viewer)
 
@@ -84,7 +84,7 @@ def test_browsers_get_one_whole_and_then_deltas_that_add_up(rrefs, sent):
     for i in range(3):
         own(at, 1, f"0.{2 * i}")
         use(at, 0, f"0.{2 * i + 1}", f"0.{2 * i}", 1)
-        assert rrefs.show(at)
+        assert rrefs.show_world(at)
     view = opened["view"]
     for n, message in enumerate(deltas(sent), start=opened["version"] + 1):
         assert message["version"] == n
@@ -108,21 +108,21 @@ def test_what_stands_still_is_there_before_anybody_publishes_it(sent):
 
 
 def test_no_change_is_not_sent(rrefs, sent):
-    assert rrefs.show(world(2))
+    assert rrefs.show_world(world(2))
     count = len(sent)
-    assert not rrefs.show(world(2))
+    assert not rrefs.show_world(world(2))
     assert len(sent) == count
 
 
 def test_the_first_look_is_sent_even_if_the_world_is_empty(rrefs, sent):
-    assert rrefs.show({})
+    assert rrefs.show_world({})
     assert [message["version"] for message in deltas(sent)] == [1]
 
 
 def test_a_browser_that_opens_later_gets_the_present_view(rrefs, sent):
     at = world(2)
     own(at, 1, "0.0")
-    rrefs.show(at)
+    rrefs.show_world(at)
     present = {"version": 1, "view": rref_view(at)}
     assert rrefs.get_state()["state"] == present
     rrefs.comm.handle_msg({"content": {"data": {"method": "request_state"}}, "buffers": []})
@@ -154,7 +154,7 @@ def test_a_closed_panel_is_followed_no_more(rrefs):
 
 
 def test_a_failure_is_shown_in_the_picture(rrefs, sent):
-    rrefs.fail(ValueError("cannot draw"))
+    rrefs.show_error(ValueError("cannot draw"))
     assert updates(sent) == [{"problem": "ValueError: cannot draw"}]
 
 
@@ -162,7 +162,7 @@ def test_the_text_of_a_saved_notebook_is_a_sentence_that_stays(rrefs):
     data, _ = rrefs._repr_mimebundle_()
     before = data["text/plain"]
     own(at := world(2), 1, "0.0")
-    rrefs.show(at)
+    rrefs.show_world(at)
     assert rrefs._repr_mimebundle_()[0]["text/plain"] == before
     assert before.endswith("Run the cell to see the panel.")
     assert "application/vnd.jupyter.widget-view+json" in data
@@ -269,7 +269,7 @@ def test_the_still_below_a_panel_follows_at_the_end_of_each_cell(stills, rrefs):
 
 def test_a_still_stays_where_its_source_has_forgotten_everything(stills, rrefs):
     own(rrefs._source.at, 1, "0.7")
-    rrefs.show(rrefs._source.at)
+    rrefs.show_world(rrefs._source.at)
     stills.cell_ends()
     rrefs._source.at = {}  # as a collector without a subscriber
     stills.cell_ends()
@@ -298,9 +298,9 @@ def test_a_large_still_is_its_text():
 def test_a_panel_keeps_the_last_picture_of_a_cluster_that_has_stopped(rrefs, sent):
     own(rrefs._source.at, 1, "0.7")
     assert rrefs.phase == {"name": "live", "at": 0.0}
-    rrefs.show(rrefs._source.at)
+    rrefs.show_world(rrefs._source.at)
     rrefs._source.phase = Phase("stopped", 1.0e9)
-    assert not rrefs.show({}), "nobody looked at the end"
+    assert not rrefs.show_world({}), "nobody looked at the end"
     assert "0.7" in rrefs.view["rrefs"]
     assert updates(sent)[-1] == {"phase": {"name": "stopped", "at": 1.0e9}}
     first, second, *_ = str(rrefs).splitlines()
@@ -309,7 +309,7 @@ def test_a_panel_keeps_the_last_picture_of_a_cluster_that_has_stopped(rrefs, sen
 
 def test_a_snapshot_goes_to_the_page_that_asks_or_to_the_cell(rrefs, sent):
     own(rrefs._source.at, 1, "0.7")
-    rrefs.show(rrefs._source.at)
+    rrefs.show_world(rrefs._source.at)
 
     def ask(page):
         content = {"kind": "snapshot", "eye": "a", "page": page}

@@ -48,7 +48,7 @@ class Watcher:
         self.entered = threading.Event()
         self.news = threading.Condition()
 
-    def show(self, world):
+    def show_world(self, world):
         self.entered.set()
         assert self.gate.wait(PATIENCE)
         if self.error:
@@ -60,12 +60,12 @@ class Watcher:
             self.news.notify_all()
             return changed
 
-    def send_whole(self):
+    def send_whole_view(self):
         with self.news:
             self.wholes += 1
             self.news.notify_all()
 
-    def fail(self, error):
+    def show_error(self, error):
         with self.news:
             self.failed = error
             self.news.notify_all()
@@ -93,7 +93,7 @@ def ended(publisher):
 
 def test_a_viewer_sees_the_present_at_once_and_then_each_change(publisher):
     source, viewer = Counter(), Watcher()
-    publisher.open(viewer, source)
+    publisher.open_viewer(viewer, source)
     viewer.until(lambda: viewer.seen == [0])
     source.change()
     viewer.until(lambda: viewer.seen == [0, 1])
@@ -115,7 +115,7 @@ def test_pictures_keep_their_pace_however_fast_the_world_changes():
 
 def test_the_last_of_many_changes_is_shown(publisher):
     source, viewer = Counter(), Watcher()
-    publisher.open(viewer, source)
+    publisher.open_viewer(viewer, source)
     for _ in range(2000):
         source.change()
     viewer.until(lambda: viewer.seen[-1:] == [2000])
@@ -124,7 +124,7 @@ def test_the_last_of_many_changes_is_shown(publisher):
 
 def test_nobody_is_asked_while_nothing_changes(publisher):
     source, viewer = Counter(), Watcher()
-    publisher.open(viewer, source)
+    publisher.open_viewer(viewer, source)
     viewer.until(lambda: viewer.seen == [0])
     with viewer.news:
         assert not viewer.news.wait_for(lambda: len(viewer.seen) > 1, timeout=0.2)
@@ -133,8 +133,8 @@ def test_nobody_is_asked_while_nothing_changes(publisher):
 
 def test_one_look_serves_all_viewers_of_a_source(publisher):
     source, first, second = Counter(), Watcher(), Watcher()
-    publisher.open(first, source)
-    publisher.open(second, source)
+    publisher.open_viewer(first, source)
+    publisher.open_viewer(second, source)
     first.until(lambda: first.seen)
     second.until(lambda: second.seen)
     first.gate.clear()
@@ -154,8 +154,8 @@ def test_one_look_serves_all_viewers_of_a_source(publisher):
 def test_a_change_while_viewers_are_shown_reaches_all_of_them(publisher):
     source, first, second = Counter(), Watcher(), Watcher()
     first.gate.clear()
-    publisher.open(first, source)
-    publisher.open(second, source)
+    publisher.open_viewer(first, source)
+    publisher.open_viewer(second, source)
     assert first.entered.wait(PATIENCE)
     source.change()
     first.gate.set()
@@ -165,32 +165,32 @@ def test_a_change_while_viewers_are_shown_reaches_all_of_them(publisher):
 
 def test_the_last_close_unsubscribes_and_ends_the_thread(publisher):
     source, viewer = Counter(), Watcher()
-    publisher.open(viewer, source)
+    publisher.open_viewer(viewer, source)
     viewer.until(lambda: viewer.seen)
     thread = publisher._thread
-    publisher.close(viewer)
+    publisher.close_viewer(viewer)
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert source.wakes == []
-    publisher.close(viewer)
-    publisher.open(viewer, source)
+    publisher.close_viewer(viewer)
+    publisher.open_viewer(viewer, source)
     source.change()
     viewer.until(lambda: viewer.seen[-1] == 1)
 
 
 def test_opening_twice_is_harmless(publisher):
     source, viewer = Counter(), Watcher()
-    publisher.open(viewer, source)
-    publisher.open(viewer, source)
+    publisher.open_viewer(viewer, source)
+    publisher.open_viewer(viewer, source)
     assert len(source.wakes) == 1
-    publisher.close(viewer)
+    publisher.close_viewer(viewer)
     assert source.wakes == []
 
 
 def test_close_waits_for_the_picture_under_way_and_none_follows(publisher):
     source, viewer = Counter(), Watcher()
     viewer.gate.clear()
-    publisher.open(viewer, source)
+    publisher.open_viewer(viewer, source)
     assert viewer.entered.wait(PATIENCE)
     closing = threading.Thread(target=publisher.close, args=(viewer,))
     closing.start()
@@ -207,8 +207,8 @@ def test_close_waits_for_the_picture_under_way_and_none_follows(publisher):
 def test_a_viewer_that_fails_says_so_and_the_others_go_on(publisher, caplog):
     source, bad, good = Counter(), Watcher(), Watcher()
     bad.error = ValueError("cannot draw")
-    publisher.open(bad, source)
-    publisher.open(good, source)
+    publisher.open_viewer(bad, source)
+    publisher.open_viewer(good, source)
     bad.until(lambda: bad.failed is bad.error)
     source.change()
     good.until(lambda: good.seen[-1:] == [1])
@@ -220,8 +220,8 @@ def test_a_viewer_that_cannot_even_fail_does_not_stop_the_others(publisher, capl
     source, bad, good = Counter(), Watcher(), Watcher()
     bad.error = OSError("gone")
     bad.fail = Mock(side_effect=OSError("gone too"))
-    publisher.open(bad, source)
-    publisher.open(good, source)
+    publisher.open_viewer(bad, source)
+    publisher.open_viewer(good, source)
     good.until(lambda: good.seen)
     source.change()
     good.until(lambda: good.seen[-1] == 1)
@@ -231,14 +231,14 @@ def test_a_viewer_that_cannot_even_fail_does_not_stop_the_others(publisher, capl
 def test_after_changes_the_whole_is_sent_once_more(publisher):
     publisher = PanelFeed(period=0.005, heal=0.03)
     source, viewer = Counter(), Watcher()
-    publisher.open(viewer, source)
+    publisher.open_viewer(viewer, source)
     viewer.until(lambda: viewer.wholes == 1)
     source.change()
     viewer.until(lambda: viewer.wholes == 2)
     for wake in source.wakes:
         wake()  # nothing changed: shown, but no whole is due
     viewer.until(lambda: len(viewer.seen) == 3)
-    publisher.close(viewer)
+    publisher.close_viewer(viewer)
     assert viewer.wholes == 2
 
 
@@ -248,5 +248,5 @@ def test_a_source_that_refuses_is_the_openers_error(publisher):
             raise RuntimeError("no cluster")
 
     with pytest.raises(RuntimeError, match="no cluster"):
-        publisher.open(Watcher(), Refuses())
+        publisher.open_viewer(Watcher(), Refuses())
     assert publisher._thread is None

@@ -60,7 +60,7 @@ def test_it_opens_at_the_last_frame_and_goes_by_steps(player):
     play, slider, *_ = player.children[0].children
     assert player.player.at == play.value == slider.value == 3
     assert shown(player)[0] == "3 members, 1 RRef, 1 fork" and player.children[1].value == "1.50 s of 1.50 s"
-    player.go_to_frame(0)
+    player.go(0)
     assert shown(player) == ["3 members, 0 RRefs, 0 forks"]
     player.step()
     assert shown(player)[0] == "3 members, 1 RRef, 0 forks"
@@ -68,7 +68,7 @@ def test_it_opens_at_the_last_frame_and_goes_by_steps(player):
     assert "used by notebook" in shown(player)[1]
     player.step(-2)
     assert shown(player) == ["3 members, 0 RRefs, 0 forks"]
-    player.go_to_frame(99)
+    player.go(99)
     assert player.player.at == 3
     player.step()
     assert player.player.at == 3
@@ -94,7 +94,7 @@ def test_any_panel_plays_it(file, name):
     player = rpcbench.replay(file, name)
     try:
         assert isinstance(player.panel, PANELS[name])
-        player.go_to_frame(3)
+        player.go(3)
         assert str(player).startswith("3 members")
     finally:
         player.close()

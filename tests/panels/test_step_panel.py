@@ -57,10 +57,10 @@ class Steps:
 
 
 class Still:
-    def open(self, viewer, source):
+    def open_viewer(self, viewer, source):
         pass
 
-    def close(self, viewer):
+    def close_viewer(self, viewer):
         pass
 
 
