@@ -164,7 +164,7 @@ def activity_words(row: Row) -> str:
     if row["state"] == "lost":
         return f"lost: {row['ended']}" if row["ended"] else "lost"
     if row["state"] != "up":
-        return _STATES[row["state"]]
+        return _STATES.get(row["state"], row["state"])  # a record may have states of a later version
     if doing == "silent":
         return f"no answer for {row['silent']} s"
     if doing == "idle" and row["under_way"]:
