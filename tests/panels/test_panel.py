@@ -321,7 +321,7 @@ def test_a_snapshot_goes_to_the_page_that_asks_or_to_the_cell(rrefs, sent):
     assert "0.7" in drawn(answer["data"]) and "1 RRef" in answer["data"]["text/plain"]
     rrefs._cell = Mock()
     ask(page=False)
-    assert rrefs._cell.display.call_args.args[0]["data"] == answer["data"]
+    assert rrefs._cell.display_bundle.call_args.args[0]["data"] == answer["data"]
     assert deltas(sent)[-1] is answer
 
 

@@ -192,7 +192,7 @@ def test_close_waits_for_the_picture_under_way_and_none_follows(publisher):
     viewer.gate.clear()
     publisher.open_viewer(viewer, source)
     assert viewer.entered.wait(PATIENCE)
-    closing = threading.Thread(target=publisher.close, args=(viewer,))
+    closing = threading.Thread(target=publisher.close_viewer, args=(viewer,))
     closing.start()
     closing.join(0.1)
     assert closing.is_alive()
@@ -219,7 +219,7 @@ def test_a_viewer_that_fails_says_so_and_the_others_go_on(publisher, caplog):
 def test_a_viewer_that_cannot_even_fail_does_not_stop_the_others(publisher, caplog):
     source, bad, good = Counter(), Watcher(), Watcher()
     bad.error = OSError("gone")
-    bad.fail = Mock(side_effect=OSError("gone too"))
+    bad.show_error = Mock(side_effect=OSError("gone too"))
     publisher.open_viewer(bad, source)
     publisher.open_viewer(good, source)
     good.until(lambda: good.seen)
