@@ -15,9 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
-
-from rpcbench.base.ids import Table
 
 LIGHT = {
     "paper": "#ffffff", "plate": "#f3f4f6", "rule": "#dcdfe4", "ink": "#24292f", "dim": "#656d76",
@@ -31,7 +28,7 @@ DARK = {
     "purple": "#dc8cba", "indigo": "#aaa2ff", "olive": "#cdbf4e", "teal": "#55c8d8",
     "on-blue": "#06121b", "on-amber": "#1c1400",
 }  # fmt: skip
-LETTER, STRONG, CODE = 6.9, 7.6, 7.9  # widths of a character of the text, on average, in pixels
+LETTER, STRONG = 6.9, 7.6  # widths of a character of the text, on average, in pixels
 _COLOURED = ("blue", "green", "orange", "amber", "red", "purple", "indigo", "olive", "teal", "dim")  # of shapes
 _XMLNS = "http://www.w3.org/2000/svg"
 
@@ -67,27 +64,19 @@ class Picture:
     def draw_circle(self, x: float, y: float, r: float, kind: str) -> None:
         self._add_element("circle", kind, y + r, cx=x, cy=y, r=r)
 
-    def draw_path(self, d: str, kind: str, transform: str = "") -> None:
-        at = f' transform="{transform}"' if transform else ""
-        self._parts.append(f'<path class="{kind}" d="{d}"{at}/>')
-
-    def draw_text(self, x: float, y: float, words: object, kind: str = "", turn: float = 0) -> None:
-        at = f' transform="rotate({turn} {_format_number(x)} {_format_number(y)})"' if turn else ""
-        self._parts.append(
-            f'<text x="{_format_number(x)}" y="{_format_number(y)}" '
-            f'class="{kind}"{at}>{escape(clean_for_xml(str(words)))}</text>'
-        )
+    def draw_text(self, x: float, y: float, words: object, kind: str = "") -> None:
+        at = f'x="{_format_number(x)}" y="{_format_number(y)}"'
+        self._parts.append(f'<text {at} class="{kind}">{escape(clean_for_xml(str(words)))}</text>')
         self.height = max(self.height, y + 4)
 
-    def draw_arrow(self, x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> None:
+    def draw_arrow(self, x1: float, y1: float, x2: float, y2: float, colour: str) -> None:
         """Draw a line with an arrow head at its end."""
-        self.draw_line(x1, y1, x2, y2, f"line s-{colour} {more}")
-        self.draw_arrow_head(x2, y2, x2 - x1, y2 - y1, colour)
-
-    def draw_arrow_head(self, x: float, y: float, dx: float, dy: float, colour: str) -> None:
-        length = (dx * dx + dy * dy) ** 0.5 or 1.0
-        matrix = " ".join(_format_number(part) for part in (dx / length, dy / length, -dy / length, dx / length, x, y))
-        self.draw_path("M1 0 L-7 -3.5 L-7 3.5 Z", f"f-{colour}", f"matrix({matrix})")
+        self.draw_line(x1, y1, x2, y2, f"line s-{colour}")
+        dx, dy = x2 - x1, y2 - y1
+        length = math.hypot(dx, dy) or 1.0
+        parts = (dx / length, dy / length, -dy / length, dx / length, x2, y2)
+        matrix = " ".join(map(_format_number, parts))
+        self._parts.append(f'<path class="f-{colour}" d="M1 0 L-7 -3.5 L-7 3.5 Z" transform="matrix({matrix})"/>')
 
     def svg(self) -> str:
         """Return the picture as one SVG element, which is valid as a file of its own."""
@@ -102,41 +91,6 @@ class Picture:
         attributes = " ".join(f'{key}="{_format_number(value)}"' for key, value in numbers.items())
         self._parts.append(f'<{name} class="{kind}" {attributes}/>')
         self.height = max(self.height, bottom)
-
-
-class Columns(NamedTuple):
-    """The layout of a picture with one column per member, in pixels."""
-
-    x: Callable[[int], float]  # id → middle of its column
-    step: float  # width of a column
-    left: float
-    width: float  # of the picture
-    top: float  # first y below the names
-    names: Callable[[int], str]
-
-
-def layout_columns(workers: Table, left: float = 176, right: float = 76, wide: float = 800) -> Columns:
-    """Lay out one column per member, in order of ids."""
-    members = sorted(workers.values(), key=lambda worker: int(worker["id"]))
-    step = min(190.0, max(20.0, (wide - left - right) / max(1, len(members))))
-    places = {int(worker["id"]): left + step * (i + 0.5) for i, worker in enumerate(members)}
-    names = {int(worker["id"]): str(worker["name"]) for worker in members}
-    # Names that would touch each other are drawn at an angle.
-    slanted = step < 16 + STRONG * min(14, max((len(name) for name in names.values()), default=0))
-    width = max(wide, left + step * len(members) + right)
-    return Columns(places.__getitem__, step, left, width, 110 if slanted else 64, names.__getitem__)
-
-
-def draw_heads(picture: Picture, workers: Table, at: Columns) -> None:
-    """Draw the names over the columns, with the state of members that are not up."""
-    slanted = at.top > 64
-    for worker in workers.values():
-        state = "" if worker["state"] == "up" else f" · {worker['state']}"
-        name = shorten_words(worker["name"], 13 if slanted else int(at.step / STRONG)) + state
-        x, kind = at.x(int(worker["id"])), "strong" + (" note" if state else "")
-        picture.draw_text(
-            x - 2 if slanted else x, at.top - 10, name, kind if slanted else f"{kind} middle", -48 * slanted
-        )
 
 
 def shorten_words(words: str, most: int) -> str:
@@ -250,20 +204,20 @@ class Chart:
         """Return the chart as one SVG element, which is valid as a file; it contains the chart as text, too."""
         picture = Picture(_LEFT + _WIDE + 20, self.head, self.text())
         picture.draw_text(12, 20, self.head, "strong")
-        self.draw(picture)
+        self._draw(picture)
         return picture.svg()
 
     def html(self) -> str:
         """Return the chart as an element for a page, or a cell's output."""
         return as_html(self.svg(), self.text())
 
-    def draw(self, picture: Picture, wide: float = _WIDE) -> None:
-        """Draw the lanes, `wide` pixels wide, with their names at the left and the title below."""
+    def _draw(self, picture: Picture) -> None:
+        """Draw the lanes with their names at the left and the title below."""
         places = {lane: _TOP + number * (_TALL + _GAP) for number, lane in enumerate(self.lanes)}
-        per_time = wide / max(self.total_time, SHORTEST)
+        per_time = _WIDE / max(self.total_time, SHORTEST)
         for lane, y in places.items():
             picture.draw_text(12, y + 21, shorten_words(self.names[lane], 14), "strong")
-            picture.draw_rect(_LEFT, y, wide, _TALL, "plate")
+            picture.draw_rect(_LEFT, y, _WIDE, _TALL, "plate")
         for bar in self.bars:
             _draw_bar(picture, bar, _LEFT + (bar.begin - self.begin_time) * per_time, per_time, places[bar.lane])
         below = _TOP + len(places) * (_TALL + _GAP) + 12

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, panel_asset
+from rpcbench.panels.base import Panel
 from rpcbench.telemetry.autograd_view import autograd_view
+from rpcbench.telemetry.drawing import panel_script, panel_styles
 
 
 class AutogradPanel(Panel):
@@ -11,5 +12,5 @@ class AutogradPanel(Panel):
 
     look = staticmethod(autograd_view)
     sentence = "Autograd contexts, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = panel_asset("autograd", ".js", "lanes")
-    _css = panel_asset("autograd", ".css")
+    _esm = panel_script("autograd")
+    _css = panel_styles("autograd")

@@ -24,13 +24,12 @@ A displayed panel has a second output, a still picture of it, for readers of the
 from __future__ import annotations
 
 import contextvars
-import json
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -43,15 +42,12 @@ from IPython.core.getipython import get_ipython
 from rpcbench.base.conditions import Condition
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
-from rpcbench.pipeline.simulate import MARKS
-from rpcbench.telemetry import collector, trace, worker_columns
+from rpcbench.telemetry import collector, trace
 from rpcbench.telemetry.collector import LIVE, Phase
-from rpcbench.telemetry.message_views import MESSAGE_FAMILIES, MESSAGE_STATES
 from rpcbench.telemetry.recording import Still
-from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
 from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.views import RREF_STATES, View, World, diff_views
+from rpcbench.telemetry.views import View, World, diff_views
 
 logger = logging.getLogger(__name__)
 # Ratios of pause to work: views are computed in the process that runs the user's cells, and must not slow these down.
@@ -269,44 +265,8 @@ class StillOutputs:
             self.drop_panel(panel)
 
 
-_HERE = Path(__file__).parent
 STILLS = StillOutputs()
 SESSION = PanelFeed()  # one per process: all widgets of a kernel share one connection to the front end
-
-
-def package_text(name: str, suffix: str) -> str:
-    """Return the text of a file of this package."""
-    return (_HERE / f"{name}{suffix}").read_text(encoding="utf-8")
-
-
-def lists_script() -> str:
-    """Return the lists that Python shares with the drawing code, as a constant of it."""
-    families = {family.key: family.name for family in MESSAGE_FAMILIES}
-    lists = {
-        "workers": [asdict(column) for column in worker_columns.WORKER_COLUMNS],
-        "messages": {"families": families, "states": MESSAGE_STATES},
-        "pipeline": {"kinds": {kind: mark.name.partition(" ")[2] for kind, mark in MARKS.items()}},
-        "rrefs": {"states": RREF_STATES},
-        "shards": {
-            "parts": {key: mark.name for key, mark in SHARD_PARTS.items()},
-            "ways": {key: mark.piece for key, mark in SHARD_WAYS.items()},
-        },
-    }
-    return f"const LISTS = {json.dumps(lists, ensure_ascii=False)};"
-
-
-def panel_asset(name: str, suffix: str, *parts: str) -> str:
-    """Return the text of `common`, of the extra parts of a panel, and of its own file, joined; scripts begin with the
-    lists and `strings`."""
-    shared = ("strings", "common") if suffix == ".js" else ("common",)
-    first = [lists_script()] if suffix == ".js" else []
-    return "\n".join([*first, *(package_text(each, suffix) for each in (*shared, *parts, name))])
-
-
-def colour_rules(panel: str, variable: str, colours: Mapping[str, str]) -> str:
-    """Return CSS rules that give each of these classes its colour, as a variable."""
-    rules = (f".rb-{panel} .rb-{name} {{ --rb-{variable}: var(--rb-{colour}); }}" for name, colour in colours.items())
-    return "\n".join(["", *rules])
 
 
 class Panel(anywidget.AnyWidget):

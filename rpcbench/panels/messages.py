@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Self
 
-from rpcbench.panels.base import Panel, colour_rules, panel_asset
+from rpcbench.panels.base import Panel
 from rpcbench.telemetry import collector
 from rpcbench.telemetry.collector import TracedCollector
-from rpcbench.telemetry.message_views import FAMILY_COLOURS, messages_view
+from rpcbench.telemetry.drawing import panel_script, panel_styles
+from rpcbench.telemetry.message_views import messages_view
 
 
 class MessagesPanel(Panel):
@@ -17,8 +18,8 @@ class MessagesPanel(Panel):
 
     look = staticmethod(messages_view)
     sentence = "Messages between members, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = panel_asset("messages", ".js", "meetings")
-    _css = panel_asset("messages", ".css") + colour_rules("messages", "kind", FAMILY_COLOURS)
+    _esm = panel_script("messages")
+    _css = panel_styles("messages")
 
     @classmethod
     def for_current_cluster(cls) -> Self:

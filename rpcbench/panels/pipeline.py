@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, colour_rules, panel_asset
-from rpcbench.pipeline.simulate import MARKS
+from rpcbench.panels.base import Panel
+from rpcbench.telemetry.drawing import panel_script, panel_styles
 from rpcbench.telemetry.views import pipeline_view
-
-_COLOURS = {f"op-{kind}": mark.colour for kind, mark in MARKS.items()}
-_LETTERS = {f"op-{kind}": mark.ink for kind, mark in MARKS.items()}
 
 
 class PipelinePanel(Panel):
@@ -15,9 +12,5 @@ class PipelinePanel(Panel):
 
     look = staticmethod(pipeline_view)
     sentence = "Timeline of micro-batches, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = panel_asset("pipeline", ".js", "steps", "timeline", "curves")
-    _css = (
-        panel_asset("pipeline", ".css")
-        + colour_rules("pipeline", "op", _COLOURS)
-        + colour_rules("pipeline", "letter", _LETTERS)
-    )
+    _esm = panel_script("pipeline")
+    _css = panel_styles("pipeline")

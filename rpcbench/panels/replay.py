@@ -19,7 +19,8 @@ from typing import Any
 
 import ipywidgets
 
-from rpcbench.panels.base import HIDE_ERROR, Panel, package_text
+from rpcbench.panels.base import HIDE_ERROR, Panel
+from rpcbench.telemetry.drawing import package_text
 from rpcbench.telemetry.recording import Player, Record, load_record
 from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot

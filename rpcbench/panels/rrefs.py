@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, colour_rules, panel_asset
-from rpcbench.telemetry.views import TYPE_COLOURS, rref_view
-
-_COLOURS = {f"type-{colour}": colour for colour in TYPE_COLOURS} | {"type-mixed": "dim"}
+from rpcbench.panels.base import Panel
+from rpcbench.telemetry.drawing import panel_script, panel_styles
+from rpcbench.telemetry.views import rref_view
 
 
 class RRefPanel(Panel):
@@ -13,5 +12,5 @@ class RRefPanel(Panel):
 
     look = staticmethod(rref_view)
     sentence = "RRefs by owner and user, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = panel_asset("rrefs", ".js")
-    _css = panel_asset("rrefs", ".css") + colour_rules("rrefs", "type", _COLOURS)
+    _esm = panel_script("rrefs")
+    _css = panel_styles("rrefs")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel, colour_rules, panel_asset
-from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS, shards_view
-
-_COLOURS = {f"way-{key}": mark.colour for key, mark in SHARD_WAYS.items()}
-_COLOURS |= {f"part-{key}": mark.colour for key, mark in SHARD_PARTS.items()} | {"part-gathered": "amber"}
+from rpcbench.panels.base import Panel
+from rpcbench.telemetry.drawing import panel_script, panel_styles
+from rpcbench.telemetry.shard_views import shards_view
 
 
 class ShardsPanel(Panel):
@@ -14,5 +12,5 @@ class ShardsPanel(Panel):
 
     look = staticmethod(shards_view)
     sentence = "Sharded models, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = panel_asset("shards", ".js")
-    _css = panel_asset("shards", ".css") + colour_rules("shards", "way", _COLOURS)
+    _esm = panel_script("shards")
+    _css = panel_styles("shards")

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rpcbench.base.errors import RpcError
-from rpcbench.panels.base import Panel, PanelFeed, colour_rules, panel_asset
+from rpcbench.panels.base import Panel, PanelFeed
 from rpcbench.telemetry.collector import LIVE, Phase
-from rpcbench.telemetry.message_views import FAMILY_COLOURS, describe_message, family_of
+from rpcbench.telemetry.drawing import panel_script, panel_styles
+from rpcbench.telemetry.message_views import describe_message, family_of
 from rpcbench.telemetry.views import View, World
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,8 @@ class StepPanel(Panel):
 
     look = staticmethod(step_view)
     sentence = "Held messages, live while this notebook's kernel runs. Run the cell to step through them."
-    _esm = panel_asset("step", ".js")
-    _css = panel_asset("step", ".css") + colour_rules("step", "kind", FAMILY_COLOURS)
+    _esm = panel_script("step")
+    _css = panel_styles("step")
 
     def __init__(self, stepper: Steps, **how: PanelFeed) -> None:
         self._stepper = stepper

@@ -8,9 +8,10 @@ from typing import Any, Self
 import traitlets
 
 from rpcbench.launch.actions import Actions
-from rpcbench.panels.base import SESSION, Panel, PanelFeed, Source, panel_asset
+from rpcbench.panels.base import SESSION, Panel, PanelFeed, Source
 from rpcbench.runtime import current
 from rpcbench.telemetry.collector import HealthPoller
+from rpcbench.telemetry.drawing import panel_script, panel_styles
 from rpcbench.telemetry.views import workers_view
 from rpcbench.telemetry.worker_columns import WORKER_COLUMNS, Column
 
@@ -28,8 +29,8 @@ class WorkersPanel(Panel):
 
     look = staticmethod(workers_view)
     sentence = "Workers, live while this notebook's kernel runs. Run the cell to see the panel."
-    _esm = panel_asset("workers", ".js")
-    _css = "\n".join([panel_asset("workers", ".css"), *map(_fold_rule, WORKER_COLUMNS)])
+    _esm = panel_script("workers")
+    _css = "\n".join([panel_styles("workers"), *map(_fold_rule, WORKER_COLUMNS)])
     acts = traitlets.Bool(False).tag(sync=True)  # show buttons
 
     def __init__(self, source: Source, publisher: PanelFeed = SESSION, act: Act | None = None) -> None:

@@ -298,12 +298,7 @@ def _describe_sharding(own: list[Row], members: int) -> Iterator[str]:
 
 
 def _shape_text(row: Row) -> str:
-    return f"{row['dtype']} {shape_words(row['shape'])}"
-
-
-def shape_words(shape: list[int]) -> str:
-    """Return `[4, 2]`, or `scalar`."""
-    return str(shape) if shape else "scalar"
+    return f"{row['dtype']} {row['shape'] or 'scalar'}"
 
 
 # -- text
@@ -317,30 +312,26 @@ def shards_text(view: View) -> tuple[str, list[str]]:
         lines.append(
             f"  {name}, {model['kind']}: {count_noun(model['params'], 'parameter')}; unsharded {whole or '0 B'}"
         )
-        lines += [f"    {mesh_words(mesh)}" for mesh in view["meshes"].values() if mesh["model"] == name]
+        lines += [f"    {_mesh_words(mesh)}" for mesh in view["meshes"].values() if mesh["model"] == name]
         ranks = [row for row in view["ranks"].values() if row["model"] == name]
         lines += [f"    {_rank_words(view, row, model)}" for row in ranks]
         lines += [f"    {row['words']}" for row in view["remarks"].values() if row["model"] == name]
     for key, param in view["params"].items():
         own = [piece for piece in view["pieces"].values() if piece["param"] == key]
         places = "; ".join(f"{_worker_name(view, piece['worker'])} {piece['words']}" for piece in own)
-        lines.append(shorten_words(f"  {param['name']} {_shape_text(param)}, {sharing_words(param)}: {places}", _LINE))
+        sharing = param["placed"] or SHARD_WAYS[param["way"]].name
+        lines.append(shorten_words(f"  {param['name']} {_shape_text(param)}, {sharing}: {places}", _LINE))
     watched = count_noun(len(view["models"]), "watched model")
     return f"{count_noun(len(view['workers']), 'member')}, {watched}", lines
 
 
-def sharing_words(param: Row) -> str:
-    """Return how the members share a parameter, in words: its placements, or `plain copies`."""
-    return str(param["placed"] or SHARD_WAYS[param["way"]].name)
-
-
-def mesh_words(mesh: Row) -> str:
+def _mesh_words(mesh: Row) -> str:
     """Return a mesh in words: `DeviceMesh dp=2, tp=2: ranks 0, 1, 2, 3`."""
     dims = ", ".join(f"{name}={count}" for name, count in zip(mesh["names"], mesh["shape"], strict=True))
     return f"DeviceMesh {dims}: ranks {', '.join(map(str, mesh['ranks']))}"
 
 
-def rank_words(row: Row) -> str:
+def _place_words(row: Row) -> str:
     """Return a rank with its places: `rank 1, dp 0, tp 1`; empty outside of a process group."""
     rank = [] if row["rank"] is None else [f"rank {row['rank']}"]
     return ", ".join([*rank, *filter(None, [row["places"]]), *(f"stage {stage}" for stage in row["stages"])])
@@ -353,7 +344,7 @@ def _rank_words(view: View, row: Row, model: Row) -> str:
         if model[part]
     ]
     gathered = f"; gathers at most {format_bytes(row['most'])} at once" if row["most"] else ""
-    where = f" ({words})" if (words := rank_words(row)) else ""
+    where = f" ({words})" if (words := _place_words(row)) else ""
     return f"{_worker_name(view, row['worker'])}{where}: {', '.join(parts)}{gathered}"
 
 

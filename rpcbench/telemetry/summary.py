@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from rpcbench.base.errors import count_noun
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.message_views import MESSAGE_STATES
 from rpcbench.telemetry.shard_views import shards_text
 from rpcbench.telemetry.views import RREF_STATES, View
-from rpcbench.telemetry.worker_columns import Column, columns_of, figure_words
+from rpcbench.telemetry.worker_columns import figure_words
 
 LINES = 12  # so that a cell's output fits a screen
 
@@ -40,7 +39,7 @@ def _summarize_rrefs(view: View) -> tuple[str, list[str]]:
     for fork in view["forks"].values():
         note = "" if fork["state"] == "confirmed" else f" ({fork['state']})"
         holders.setdefault(fork["rref"], []).append(_worker_name(view["workers"], fork["holder"]) + note)
-    keys = sorted(view["rrefs"], key=rref_sort_key)
+    keys = sorted(view["rrefs"], key=_rref_sort_key)
     return first, [_rref_line(view["workers"], view["rrefs"][key], holders.get(key, [])) for key in keys]
 
 
@@ -68,11 +67,11 @@ def _context_line(row: Row, left: int) -> str:
 
 
 def _summarize_steps(view: View) -> tuple[str, list[str]]:
-    lines = [f"  {step_line(row)}" for row in view["steps"].values()]
+    lines = [f"  {_step_line(row)}" for row in view["steps"].values()]
     return f"{_count_workers(view)}, {count_noun(len(lines), 'pipeline step')} listed", lines[::-1]  # latest first
 
 
-def step_line(row: Row) -> str:
+def _step_line(row: Row) -> str:
     """Return a pipeline step as text: `step 3 (complete): 32 ops in 9.1 ms, bubble 25.0% (minimum 11.1%), loss 0.5`."""
     minimum = "" if row["minimum"] is None else f" (minimum {row['minimum']:.1%})"
     bubble = "" if row["bubble"] is None else f", bubble {row['bubble']:.1%}{minimum}"
@@ -87,8 +86,8 @@ def _summarize_messages(view: View) -> tuple[str, list[str]]:
     states = Counter(row["state"] for row in rows)
     marks = "".join(f", {states[state]} {word}" for state, word in MESSAGE_STATES.items() if states[state])
     # Times are relative to the first row: the workers' monotonic clocks have an arbitrary origin.
-    began = min([*(row_time(row) for row in rows), *(row["begin"] for row in together)], default=0.0)
-    lines = [(row_time(row), _message_line(view["workers"], row, began)) for row in rows]
+    began = min([*(_row_time(row) for row in rows), *(row["begin"] for row in together)], default=0.0)
+    lines = [(_row_time(row), _message_line(view["workers"], row, began)) for row in rows]
     lines += [(row["begin"], _collective_line(view["workers"], row, began)) for row in together]
     done = f", {count_noun(len(together), 'collective')}" if together else ""
     notices = f", {count_noun(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
@@ -99,15 +98,16 @@ def _summarize_messages(view: View) -> tuple[str, list[str]]:
 
 def _collective_line(workers: Table, row: Row, began: float) -> str:
     at = f"  {(row['begin'] - began) * 1e3:8.1f} ms  {', '.join(row['members'])}:"
-    return f"{at} {collective_text(row, lambda id_: _worker_name(workers, id_))}"
+    return f"{at} {_collective_text(workers, row)}"
 
 
-def collective_text(row: Row, name: Callable[[int], str]) -> str:
+def _collective_text(workers: Table, row: Row) -> str:
     """Return a collective as text: `all_reduce(SUM) of float32[4] in world #3, 1.2 ms, worker2 last, by 0.9 ms`."""
     shape = f" of {row['shape']}" if row["shape"] else ""
     duration = "" if row["end"] is None else f", {(row['end'] - row['begin']) * 1e3:.1f} ms"
     state = "" if row["state"] == "done" else f", {row['state']}"
-    last = "" if row["last"] is None else f", {name(row['last'])} last, by {row['waited'] * 1e3:.1f} ms"
+    last_id = row["last"]
+    last = "" if last_id is None else f", {_worker_name(workers, last_id)} last, by {row['waited'] * 1e3:.1f} ms"
     missing = f", without {', '.join(row['missing'])}" if row["missing"] else ""
     return f"{row['op']}{shape} in {row['group']} #{row['number']}{duration}{state}{last}{missing}"
 
@@ -115,10 +115,10 @@ def collective_text(row: Row, name: Callable[[int], str]) -> str:
 def _message_line(workers: Table, row: Row, began: float) -> str:
     ends = f"{_worker_name(workers, row['from'])} → {_worker_name(workers, row['to'])}"
     state = "" if row["state"] == "received" else f" ({MESSAGE_STATES[row['state']]})"
-    return f"  {(row_time(row) - began) * 1e3:8.1f} ms  {ends}: {row['words']}{state}"
+    return f"  {(_row_time(row) - began) * 1e3:8.1f} ms  {ends}: {row['words']}{state}"
 
 
-def row_time(row: Row) -> float:
+def _row_time(row: Row) -> float:
     """Return when a message was sent, or received or lost if its sending was not reported."""
     return float(next(row[name] for name in ("sent", "received", "lost") if row.get(name) is not None))
 
@@ -126,13 +126,13 @@ def row_time(row: Row) -> float:
 def _how_they_are(view: View) -> tuple[str, list[str]]:
     rows = view["workers"].values()
     failed = [f"  {key} failed: {row['error']}" for key, row in view["actions"].items() if row["state"] == "failed"]
-    up, columns = sum(row["state"] == "up" for row in rows), columns_of(view["workers"])
-    return f"{_count_workers(view)}, {up} ready", [_worker_line(row, columns) for row in rows] + failed
+    up = sum(row["state"] == "up" for row in rows)
+    return f"{_count_workers(view)}, {up} ready", [_worker_line(row) for row in rows] + failed
 
 
-def _worker_line(row: Row, columns: list[Column]) -> str:
+def _worker_line(row: Row) -> str:
     start = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""  # of a restarted worker
-    return f"  {row['name']}{start}: {', '.join(filter(None, [row['now'], figure_words(row, columns)]))}"
+    return f"  {row['name']}{start}: {', '.join(filter(None, [row['now'], figure_words(row)]))}"
 
 
 def _summarize_held(view: View) -> tuple[str, list[str]]:
@@ -155,6 +155,6 @@ def _worker_name(workers: Table, worker: int) -> str:
     return str(workers[str(worker)]["name"])
 
 
-def rref_sort_key(rref: str) -> list[int]:
+def _rref_sort_key(rref: str) -> list[int]:
     """Return a sort key by which 0.9 precedes 0.10."""
     return [int(part) for part in rref.split(".")]

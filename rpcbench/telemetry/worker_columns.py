@@ -9,12 +9,12 @@ Guarantees
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rpcbench.base.errors import count_noun, format_bytes
-from rpcbench.base.ids import Row, Table
+from rpcbench.base.ids import Row
 
 SHAPES: dict[str, type] = {"share": float, "bytes": int, "count": int, "text": str}
 """The kinds of columns for figures, with the types of their values."""
@@ -121,18 +121,10 @@ def figure_shapes() -> dict[str, Any]:
     return found
 
 
-def columns_of(workers: Table) -> list[Column]:
-    """Return the columns that are there for these workers."""
-    rows = workers.values()
-    return [one for one in WORKER_COLUMNS if not one.is_optional or any(row[one.key] is not None for row in rows)]
-
-
-def format_value(column: Column, row: Row) -> str:
+def _format_value(column: Column, row: Row) -> str:
     """Return the figure of a worker as text; empty where it is unknown."""
     if column.kind == "threads":
         return "" if row["busy"] is None else f"{row['busy']} busy, {row['waiting']} waiting"
-    if column.kind == "traffic":
-        return "" if row["busy"] is None else f"↑ {format_bytes(row['sent'])} ↓ {format_bytes(row['received'])}"
     value = row[column.key]
     if value is None:
         return ""
@@ -148,9 +140,9 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
 }  # fmt: skip
 
 
-def figure_words(row: Row, columns: Iterable[Column]) -> str:
+def figure_words(row: Row) -> str:
     """Return the known figures of a worker: `CPU 50 %, memory 20.0 MB, 1 busy, 0 waiting, 0 queued`."""
-    named = [(one, format_value(one, row)) for one in columns if one.kind in SHAPES or one.kind == "threads"]
+    named = [(one, _format_value(one, row)) for one in WORKER_COLUMNS if one.kind in (*SHAPES, "threads")]
     return ", ".join(one.words.format(head=one.head, value=value) for one, value in named if value)
 
 
@@ -164,7 +156,7 @@ def activity_words(row: Row) -> str:
     if row["state"] == "lost":
         return f"lost: {row['ended']}" if row["ended"] else "lost"
     if row["state"] != "up":
-        return _STATES.get(row["state"], row["state"])  # a record may have states of a later version
+        return str(_STATES.get(row["state"], row["state"]))  # a record may have states of a later version
     if doing == "silent":
         return f"no answer for {row['silent']} s"
     if doing == "idle" and row["under_way"]:

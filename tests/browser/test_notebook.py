@@ -21,9 +21,11 @@ CHANGES = {"Pipeline": 2, "Autograd contexts": 2, "RRefs": 1}
 # Keeps, for each panel, the pictures that came one after another while the cell ran. The prompt of such a cell shows a
 # star; so does that of a cell that waits for its turn, but it has shown nothing yet.
 WATCH = """index => {
-  const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index];
   const [prompt, output] = ['.jp-InputPrompt', '.jp-OutputArea-output'];
-  window.runs = () => cell.querySelector(prompt).textContent === '[*]:' && cell.querySelector(output) !== null;
+  window.runs = () => {
+    const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index]; // the page may still open the notebook
+    return cell?.querySelector(prompt)?.textContent === '[*]:' && cell.querySelector(output) !== null;
+  };
   window.seen = {};
   setInterval(() => {
     for (const panel of runs() ? document.querySelectorAll('.rb-panel') : []) {
@@ -40,7 +42,7 @@ TITLES = """all => Object.fromEntries(all.map(e => {
   return [e.dataset.rref, [lines.join('\\n'), e.dataset.size ?? '']];
 }))"""
 TABLES = "{0: cluster.agent.tables(), **{i: cluster.rpc_sync(f'worker{i}', tables) for i in (1, 2)}}"
-ASK = "from rpcbench.runtime.current import current\ndef tables():\n    return current().tables()\n"
+ASK = "from rpcbench.runtime.current import current_agent\ndef tables():\n    return current_agent().tables()\n"
 
 
 def first_number(page, panel):

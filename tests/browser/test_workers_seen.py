@@ -33,7 +33,7 @@ IN_SIGHT = """index => {
 ACTIVE = "index => jupyterapp.shell.currentWidget.content.activeCellIndex === index"
 ROWS = "all => Object.fromEntries(all.map(one => [one.dataset.worker, {...one.dataset}]))"
 TABLES = "{i: {**tables['health'][str(i)], 'incarnation': life} for i, (life, tables) in everywhere().items()}"
-ASK = """from rpcbench.runtime.current import current
+ASK = """from rpcbench.runtime.current import current_agent
 def own():
     return current_agent().incarnation, current_agent().tables()
 def everywhere():

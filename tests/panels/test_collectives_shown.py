@@ -18,7 +18,6 @@ from rpcbench.telemetry.message_views import (
 )
 from rpcbench.telemetry.recording import Cleaner, Player, Record, flatten_world
 from rpcbench.telemetry.summary import summarize_view
-from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.trace import FAILED, LAST, MOVES, WAITS, CollectiveTimeline, _world_since, chrome_trace
 from rpcbench.telemetry.views import World, diff_views
 
@@ -213,16 +212,6 @@ def test_they_stand_among_messages_in_words() -> None:
         "worker1, worker2, worker3: all_reduce(SUM) of float32[4] in world #3, 400.0 ms, worker1 last, by 200.0 ms",
         "worker1, worker2, worker3: barrier in world #4, open, without worker2, worker3",
     ]
-
-
-def test_a_still_has_a_dot_for_each_that_came_and_a_ring_for_who_is_missing() -> None:
-    at = three()
-    meet(at, 4, {1: 14.0}, None, "barrier", members=["worker1", "worker2", "elsewhere:7"])
-    made = Snapshot(messages_view(at))
-    dots = [shape.get("class") for shape in ElementTree.fromstring(made.svg).iter("{http://www.w3.org/2000/svg}circle")]
-    counts = [dots.count(kind) for kind in ("f-red", "line s-red", "f-amber", "line s-amber")]
-    assert counts == [3, 3, 7, 1], "who came last is told apart not by colour alone"
-    assert "barrier #4" in made.svg and ">open<" in made.svg and ">600.0 ms<" in made.svg
 
 
 def test_a_trace_for_perfetto_has_each_part_and_in_it_the_wait() -> None:

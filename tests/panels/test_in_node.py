@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcbench.panels.base import lists_script
+from rpcbench.telemetry.drawing import lists_script
 
 NODE = shutil.which("node")
 

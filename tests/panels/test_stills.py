@@ -1,24 +1,27 @@
-"""Still pictures: made where no browser is, from the views alone, and safe and readable wherever they are shown."""
+"""Still pictures: drawn by the panels' code where no browser is, and safe and readable wherever they are shown."""
 
 from __future__ import annotations
 
 import base64
 import re
+from collections import Counter
 from xml.etree import ElementTree
 
 import addresses
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from pictures import ask, gpipe, launch, own, record, run_backward, send, tell, use, world
+from pictures import ask, gpipe, launch, meet, own, record, run_backward, send, shard, tell, use, watch, world
+from shown import busy_world
 from sizes import long
 
 from rpcbench.base import charts
-from rpcbench.panels import PANELS, base
-from rpcbench.telemetry import svg as stills
+from rpcbench.panels import PANELS
+from rpcbench.telemetry import svg
+from rpcbench.telemetry.drawing import package_text
 from rpcbench.telemetry.svg import Snapshot
-from rpcbench.telemetry.views import TYPE_COLOURS, type_colour
 
+pytest.importorskip("quickjs", reason="needs quickjs-ng, which the extra `lab` installs")
 NASTY = "<img src=x onerror='alert(1)'>&amp;\x00\ud800"
 
 
@@ -44,110 +47,124 @@ def still(name, at):
     return Snapshot(PANELS[name].look(at))
 
 
-def shapes(svg, name):
-    return ElementTree.fromstring(svg).findall(f".//{{http://www.w3.org/2000/svg}}{name}")
+def elements(made, kind):
+    """The elements with all these classes."""
+    found = ElementTree.fromstring(made.svg).iter()
+    return [one for one in found if set(kind.split()) <= set(one.get("class", "").split())]
 
 
-def words(svg):
-    return [text.text for text in shapes(svg, "text")]
+def words(made):
+    root = ElementTree.fromstring(made.svg)
+    said = " ".join(text for child in root if "foreignObject" in child.tag for text in child.itertext())
+    return re.sub(r"\s+", " ", said)
 
 
 @pytest.mark.parametrize("name", PANELS)
 @pytest.mark.parametrize("names", [None, ["notebook", NASTY, "</svg><script>", "a" * 300]])
 def test_it_is_one_whole_picture_without_scripts_or_addresses(name, names):
     made = still(name, busy(names))
-    assert shapes(made.svg, "script") == shapes(made.svg, "img") == shapes(made.svg, "image") == []
-    assert "http" not in made.svg.replace('xmlns="http://www.w3.org/2000/svg"', "") and "url(" not in made.svg
+    tags = {one.tag.partition("}")[2] for one in ElementTree.fromstring(made.svg).iter()}
+    assert not tags & {"script", "img", "image", "a", "button", "input", "select"}
+    assert not re.search(r"https?:(?!//www\.w3\.org/(2000/svg|1999/xhtml)\")", made.svg) and "url(" not in made.svg
     assert not re.search(r"<[^>]*\son\w+=", made.svg)
     assert all(int(size) >= 13 for size in re.findall(r"font[^;}]*?(\d+)px", made.svg)), "large enough to read"
-    assert made.html.count("<") == 1 and "prefers-color-scheme:dark" in made.svg
+    assert made.html.count("<") == 1 and "prefers-color-scheme: dark" in made.svg
     image = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', made.html)
     assert base64.b64decode(image[1]).decode() == made.svg
 
 
 @pytest.mark.parametrize("name", PANELS)
 def test_an_empty_world_has_a_picture_too(name):
-    assert words(still(name, world(2)).svg) and words(still(name, {}).svg)
+    assert made_of(name) in words(still(name, world(2))) and made_of(name) in words(still(name, {}))
 
 
-def test_a_mark_for_each_owner_and_holder():
-    made = still("rrefs", busy())
-    view = PANELS["rrefs"].look(busy())
-    assert len(shapes(made.svg, "circle")) == len(view["forks"]) == 3
-    squares = [shape for shape in shapes(made.svg, "rect") if shape.get("width") == "14"]
-    assert [square.get("class") for square in squares] == ["f-teal", "f-red"]
-    assert "0.2" in words(made.svg) and "failed" in words(made.svg)
+def made_of(name):
+    return {"rrefs": "RRefs", "autograd": "Autograd contexts", "shards": "Sharding"}.get(name, name.capitalize())
 
 
-def test_a_block_for_each_operation_in_its_lane():
-    made = still("pipeline", busy())
-    blocks = [shape for shape in shapes(made.svg, "rect") if shape.get("class") in ("f-blue", "f-amber")]
-    assert len(blocks) == 3 * 8 and len({block.get("y") for block in blocks}) == 3
-    assert {"F0", "B3", "worker3"} <= {*words(made.svg)}
-
-
-def test_the_still_of_a_pipeline_is_of_the_last_finished_step():
-    at = world(2)
-    end = gpipe(at, 1, 2, 4, 10.0)
-    gpipe(at, 2, 2, 4, end + 0.01, until=end + 0.02)
-    assert any(word.startswith("step 1 (complete)") and "bubble" in word for word in words(still("pipeline", at).svg))
-    assert any(word.startswith("step 2 (running)") for word in words(still("pipeline", running_alone()).svg))
-
-
-def running_alone():
-    at = world(2)
-    gpipe(at, 2, 2, 4, 10.0, until=10.02)
-    return at
-
-
-def test_a_row_for_each_worker_in_words_and_bars():
+def test_workers_and_what_they_do():
     at = world(3)
     tell(at, 0)
     tell(at, 1, cells=1, busy=2, waiting=3, queued=4, cpu=0.5, peers={"0": [3_000_000, 1_500_000]})
-    tell(at, 2, busy=9)
-    at[3]["state"] = "lost"
     launch(at, 1, log="first\nlast words")
     launch(at, 3, state="killed by SIGKILL")
+    at[3]["state"] = "lost"
     ask(at, "restart", "worker3", error="RuntimeError: no way")
     made = still("workers", at)
-    said = words(made.svg)
-    assert {"notebook", "worker1", "runs a cell", "50 %", "20.0 MB", "4", "↑ 3.0 MB ↓ 1.5 MB", "last words"} <= {*said}
-    assert {"idle", "runs a call", "lost: killed by SIGKILL", "restart worker3 failed: RuntimeError: no way"} <= {*said}
-    assert "first" not in said
-    squares = [shape.get("class") for shape in shapes(made.svg, "rect") if shape.get("width") == "8"]
-    assert (squares.count("f-green"), squares.count("line s-green")) == (2 + 6, 2) and "+3" in said
-    halves = [shape.get("width") for shape in shapes(made.svg, "rect") if shape.get("class") == "f-blue"]
-    assert "20" in halves, "half of a bar for half of a core"
+    said = ("worker1", "process 101", "runs a cell", "50 %", "20.0 MB", "↑ 3.0 MB ↓ 1.5 MB", "last words", "no way")
+    assert [one for one in said if one not in words(made)] == [] and "first" not in words(made)
+    assert len(elements(made, "rb-squares")) == 1, "of the worker whose threads are busy"
 
 
-def test_links_and_counts_of_a_context():
+def test_rrefs_links_of_contexts_and_steps():
+    made = still("rrefs", busy())
+    assert len(elements(made, "rb-row")) == 2 and len(elements(made, "rb-owner rb-failed")) == 1
     made = still("autograd", busy())
-    assert words(made.svg).count("1 sent, 1 received") == 2 and words(made.svg).count("4 gradients") == 2
-    assert words(made.svg).count("Linear, Relu") == 2 and words(made.svg).count("1 gradient back") == 1
-    assert str(1 << 48) in words(made.svg)
+    assert str(1 << 48) in words(made) and len(elements(made, "rb-message")) == 2
+    made = still("pipeline", busy())
+    assert len(elements(made, "rb-op rb-ended")) == 3 * 8 and "Bubble 41 %, minimum 33 %" in words(made)
 
 
-def test_messages_in_their_order_slope_where_something_came_between():
-    made = still("messages", busy())
-    lines = [shape for shape in shapes(made.svg, "line") if "line" in shape.get("class").split()]
-    level = [shape.get("y1") == shape.get("y2") for shape in lines]
-    assert level == [False, True, True] and "dashed" in lines[2].get("class")
-    assert "result of train" in words(made.svg) and "in flight" in words(made.svg) and "Notice" not in words(made.svg)
+def test_each_context_and_each_model_is_drawn():
+    at = world(3)
+    for n in range(3):
+        record(at, (1 << 48) + n, [(1, 1, 2)], {0: 0, 1: 4, 2: 4})
+    watch(at, 1, 0, 1, model="one")
+    watch(at, 2, 0, 1, model="two")
+    assert len(elements(still("autograd", at), "rb-message")) == 3
+    assert {"one", "two"} <= set(words(still("shards", at)).split())
 
 
-def test_of_many_the_first_are_drawn_and_the_others_counted():
+def test_messages_in_their_order_and_the_last_of_a_collective():
+    at = busy()
+    made = still("messages", at)
+    assert len(elements(made, "rb-message rb-is-received")) == 3 and len(elements(made, "rb-is-under-way")) == 2
+    assert "result of train" in words(made) and "in flight" in words(made) and "Notice" not in made.svg
+    meet(at, 1, {1: 6.0, 2: 6.5, 3: 6.2}, 7.0)
+    made = still("messages", at)
+    assert len(elements(made, "rb-dot")) == 3 + 2 and len(elements(made, "rb-dot rb-last")) == 1 + 1, "and the legend's"
+
+
+def test_of_many_the_first_are_drawn():
     at = world(2)
     for n in range(200):
-        own(at, 1, f"0.{n}")
         send(at, 0, 1, "Call", float(n))
-    for name in ("rrefs", "messages"):
-        assert f"… and {200 - stills.MOST} more, not drawn" in words(still(name, at).svg)
+        shard(at, 1, f"model/p{n}", n, [4], [0], [4], [])
+    made = still("messages", at)
+    assert "the rest is not drawn" in words(made) and 50 < len(elements(made, "rb-message")) < 90
+    watch(at, 1, 0, 1, parameters=200)
+    assert "… and 142 more, not drawn" in words(still("shards", at)), "of these and two of the model"
 
 
-def test_what_has_no_drawing_is_shown_in_words(monkeypatch):
-    monkeypatch.delitem(stills._DRAWINGS, "rrefs")
+@pytest.mark.parametrize("name", PANELS)
+def test_it_is_as_high_as_a_browser_needs(page, name):
+    for at in (busy(), busy_world(), world(20)):
+        made = still(name, at)
+        page.set_content(f'<body style="margin:0">{made.svg}')
+        height, needed = page.evaluate(
+            "[document.querySelector('svg').height.baseVal.value,"
+            " document.querySelector('foreignObject').firstElementChild.scrollHeight]"
+        )
+        assert needed <= height <= needed + 120
+
+
+@pytest.mark.parametrize("name", ["rrefs", "autograd", "pipeline", "messages"])
+def test_it_has_the_texts_of_the_live_panel(show, page, name):
+    show(name, world(1))
+    more = page.evaluate("document.querySelector('.rb-body').clientWidth - 800")
+    page.evaluate("more => { document.body.style.marginRight = `${8 + more}px`; }", more)
+    shown = show(name, busy_world())
+    picture = next(one for one in elements(still(name, busy_world()), "rb-picture"))
+    texts = ["".join(one.itertext()) for one in picture.iter("{http://www.w3.org/2000/svg}text")]
+    live = shown.page.locator(".rb-picture text").all_text_contents()
+    assert Counter(one.strip() for one in texts) == Counter(one.strip() for one in live)
+
+
+def test_without_the_engine_it_is_its_text(monkeypatch):
+    monkeypatch.setattr(svg, "find_engine", lambda: None)
     made = still("rrefs", busy())
-    assert [line for line in words(made.svg) if line in made.text.splitlines()] == made.text.splitlines()
+    lines = [text.text for text in ElementTree.fromstring(made.svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert lines[1:] == made.text.splitlines() and "needs quickjs-ng" in lines[0]
 
 
 def test_a_snapshot_is_saved_as_a_page_or_a_picture(tmp_path):
@@ -158,13 +175,8 @@ def test_a_snapshot_is_saved_as_a_page_or_a_picture(tmp_path):
         made.save(tmp_path / "a.png")
 
 
-def test_types_of_lessons_and_pipelines_have_colours_of_their_own():
-    common = ["Tensor (N=2)", "StageWorker", "LocalOptimizer", "list", "Sequential", "Linear"]
-    assert [type_colour(each) for each in common] == [*TYPE_COLOURS]
-
-
-def test_colours_are_those_of_the_live_panels():
-    css = (base._HERE / "common.css").read_text()
+def test_the_colours_of_charts_are_those_of_the_panels():
+    css = package_text("common", ".css")
     light, dark = css.partition("@media")[0].split("[data-jp-theme-light")
     for colours, rules in ((charts.LIGHT, light), (charts.DARK, light + dark)):
         live = dict(re.findall(r"--rb-([a-z-]+): (?:var\([^,]+, )?(#[0-9a-f]{6})", rules))
