@@ -6,9 +6,9 @@ sent from the worker where it was raised to the one that began the pass.
 """
 
 #     protocol.backward (under the node's lock)      engine (no lock)                     pass that began here?
-#     Explore     ──> _explore     graph.ends ──────> `explored`                           pool thread, or at once
+#     Explore     ──> _explore     graph.ends ──────> `graph_explored`                     pool thread, or at once
 #     Propagate   ──> _propagate   ┐                                                      its thread, by `jobs`
-#     Accumulate  ──> _accumulate  ┴ _gradients_arrived: LocalPass ─> encode ─> `propagated` its thread, else the pool
+#     Accumulate  ──> _accumulate  ┴ _gradients_arrived: LocalPass ─> `gradients_propagated`   its thread, else the pool
 #     PassEnded   ──> _end_wait    wakes the thread in `run_pass`
 #     ForgetPass  ──> _forget_pass frees the local graph
 

@@ -203,7 +203,7 @@ class AutogradRecorder:
         return _Inside(self._current, context)
 
     def release_context(self, context: int, notified: Iterable[int] = ()) -> None:
-        """Release a context on all workers, except those in `told`, which are notified otherwise."""
+        """Release a context on all workers, except those in `notified`, which are notified otherwise."""
         self._machine.feed_event(lambda node: node.process_outcome(node.contexts.release_context(context, notified)))
 
     def find_record(self, context: int) -> Recorded:

@@ -268,6 +268,6 @@ def _end_with_world(agent: Agent, kernel: Any) -> None:
 
 
 def _leave_at_exit() -> None:
-    # The last registered `atexit` function runs first: `leave` runs the others, without the interpreter's cleanup.
+    # The last registered `atexit` function runs first: this one runs the others, without the interpreter's cleanup.
     atexit.unregister(_leave_at_exit)
     exit_process(0)

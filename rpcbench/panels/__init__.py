@@ -41,5 +41,5 @@ def panel(name: str, source: Source | None = None) -> Panel:
     """
     if name not in PANELS:
         raise ValueError(f"no panel is called {name!r}: there are {', '.join(PANELS)}")
-    # `live` instead of a default source: some panels use another collector, or have buttons.
+    # `for_current_cluster` instead of a default source: some panels use another collector, or have buttons.
     return PANELS[name].for_current_cluster() if source is None else PANELS[name](source)

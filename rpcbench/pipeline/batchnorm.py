@@ -118,7 +118,7 @@ class Deferred:
         ]
 
     def replace_moments(self, module: nn.Module, summed_rows: Sequence[torch.Tensor]) -> None:
-        """Replace the moments of a module's layers by those of all replicas. `told`: their rows, summed."""
+        """Replace the moments of a module's layers by those of all replicas. `summed_rows`: theirs."""
         for layer, rows in zip(self._layers_of_module(module), summed_rows, strict=True):
             moments = self._moments[layer] = _Moments()
             for row in rows:

@@ -255,7 +255,7 @@ class ReplicaGroup:
 
 
 class GradientAllReduce:
-    """The all-reduces of one step on one worker. `column`: its replica group; None: there is one replica."""
+    """The all-reduces of one step on one worker. `replica_group` None: there is one replica."""
 
     def __init__(self, step: int, replica_group: ReplicaGroup | None, norms: Deferred) -> None:
         self._step, self._replica_group, self._norms = step, replica_group, norms

@@ -467,7 +467,7 @@ class WorkerGroup:
         self.call_on_workers(execution.scale_gradients, context, factor)
 
     def _call_workers(self, calls: Iterable[tuple[int, tuple[Any, ...]]], function: Callable[..., T]) -> list[T]:
-        """Call a function on workers, all at once. `asked`: ids, with the arguments after the `StageWorker`."""
+        """Call a function on workers, all at once. `calls`: ids, with the arguments after the `StageWorker`."""
         self.steps.check_stages_alive(changed=True)
         served = partial(
             self._agent.call, function=execution.call_with_worker, timeout=0, label=function_label(function)

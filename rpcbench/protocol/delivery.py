@@ -18,7 +18,7 @@ Guarantees
 #     └───────────────┴──────────────────┴─────────────────────────────────────┘
 #
 #     sender                                         receiver
-#     number(message): kept[count] = message ──────> first_time(seq)? handle : drop the duplicate
+#     number_message: kept[count] = message  ──────> is_first_time(seq)? handle : drop the duplicate
 #     drop acknowledged messages   <── Seen(floor, early) ── every 256 messages, and one tick after the last one
 #
 #     not acknowledged for two ticks:

@@ -45,7 +45,7 @@ _MIXED = "RPC group mixes statically and dynamically initialized members which i
 def join_error(
     source: int, member: Member, wanted_size: int | None, size: int | None, there: Mapping[int, Member]
 ) -> str | None:
-    """Return why a member that `asked` for a world of some size may not join one of `size`; None if it may."""
+    """Return why a member that wants a world of `wanted_size` may not join one of `size`; None if it may."""
     if source != member.id:
         return f"worker {source} asks for id {member.id}"
     if wanted_size != size:

@@ -414,7 +414,7 @@ class Node:
         return member.name if member else f"worker {worker}"
 
     def set_observers(self, note: Note | None, observer: Told | None = None) -> None:
-        """Report every change to `note`, and every message to `told`, from now on; None: report nothing."""
+        """Report every change to `note`, and every message to `observer`, from now on; None: report nothing."""
         self.delivery.observer = observer
         self.calls.note = self.rrefs.note = self.contexts.note = note
 

@@ -146,7 +146,7 @@ class OperatorProfiler:
 
 
 class _Session:
-    """Torch's profiler and the sampler of memory, from construction to `end` or `stop_profiling`."""
+    """Torch's profiler and the sampler of memory, from construction to `end_profile` or `stop_profiling`."""
 
     def __init__(self) -> None:
         everywhere = _ExperimentalConfig(profile_all_threads=True)
@@ -235,7 +235,7 @@ def _end_time(one: Operator) -> float:
 
 
 class _MemorySampler:
-    """A thread that samples the memory of this process until `end`."""
+    """A thread that samples the memory of this process until `stop_sampling`."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, dict[str, int]]] = []

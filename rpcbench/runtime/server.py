@@ -269,7 +269,7 @@ class MessageDispatcher:
         elif kind is m.Fetch or (kind is m.Call and not message.forks):
             if self._take_call(source, seq, message):
                 return
-        elif kind is m.Report:  # `explained` may block until the exit status is known
+        elif kind is m.Report:  # `explain_report` may block until the exit status is known
             self._pool.spawn_job(
                 lambda: self._handle_message(source, seq, self._agent.member_table.explain_report(message))
             )

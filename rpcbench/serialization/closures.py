@@ -3,7 +3,7 @@
 cloudpickle reduces and rebuilds functions and classes; this module decides which object each becomes on arrival.
 
 Guarantees
-- An equal function or class (see `importable`) of the receiver's own `__main__` is used instead of a copy.
+- An equal function or class (see `is_importable`) of the receiver's own `__main__` is used instead of a copy.
 - A class keeps its identity: in a process the same version is one class, whatever its messages came by, and instances
   that return to the process that defined it are instances of its own class. A changed cell makes a new version.
 - A copy follows the members of its original; the receiver's own code is never modified.

@@ -41,8 +41,8 @@ def clock_of(member: dict[str, Any]) -> ClockOffset:
 
 
 def estimate_clock(request_sent: float, request_received: float, said: float, reply_received: float) -> ClockOffset:
-    """Return the offset from the times of one request: `request_sent` and `told` by our clock, `request_received` and
-    `said` by its."""
+    """Return the offset from the times of one request: `request_sent` and `reply_received` by our clock, the others by
+    its."""
     round_trip = max(0.0, (reply_received - request_sent) - (said - request_received))
     return ClockOffset(((request_received - request_sent) + (said - reply_received)) / 2, round_trip / 2)
 

@@ -130,7 +130,7 @@ def _check_frame(at: int, frame: Any) -> Frame:
 
 
 def flatten_world(world: World, tables: tuple[str, ...] | None = TABLES) -> View:
-    """Return a world as flat sections of rows, for `diff` and `patch`. `tables` None: all."""
+    """Return a world as flat sections of rows, for `diff_views` and `patch_view`. `tables` None: all."""
     sections: View = {"members": {}}
     for id_, member in world.items():
         fields = {name: value for name, value in member.items() if name != "tables"}

@@ -320,7 +320,7 @@ class StreamConnection:
     def close_descriptor(self) -> None:
         """Close the descriptor; only after `read_frames` has returned the end."""
         with self._state:
-            self._wait_until(lambda: not self._writing, _CLOSE_SECONDS)  # a helper may be in a write, which `shut` ends
+            self._wait_until(lambda: not self._writing, _CLOSE_SECONDS)  # `shut_down` ends a helper's write
         self._store.release_memory()
         self._stream.close_descriptor()
 
