@@ -77,7 +77,7 @@ def test_workers_take_the_hosts_in_turn_and_connect_over_tls(cluster: rpcbench.C
     assert cluster.kind == "command"
     hosts = cluster.run("all", "import os\nos.environ['RPCBENCH_HOST_ID']")
     assert hosts == {"worker1": "h1", "worker2": "h2", "worker3": "h1"}
-    members = cluster.agent.machine.ask(lambda node: list(node.members.members.values()))
+    members = cluster.agent.machine.read_node(lambda node: list(node.members.members.values()))
     assert all(member.remote.startswith(f"tls://{HERE}:") for member in members)
     assert cluster.rpc_sync("worker1", rpcbench.rpc.rpc_sync, ("worker2", max, (8, 9))) == 9
     big = torch.arange(1 << 20)
@@ -401,7 +401,7 @@ def test_a_place_with_directories_of_its_own_is_another_host(no_leaks: None, tmp
     with started(1, f"{box} {{cmd}}", "", python=sys.executable) as made:
         code = "import os\nfrom rpcbench.transport.hosts import host_id\n(host_id(), os.getcwd())"
         assert made.run("worker1", code)[0] != host_id()
-        me = made.agent.machine.ask(lambda node: node.members.members[1])
+        me = made.agent.machine.read_node(lambda node: node.members.members[1])
         assert me.host != host_id() and me.remote.startswith("tls://")
         assert torch.equal(made.rpc_sync("worker1", torch.neg, (torch.ones(3),)), -torch.ones(3))
 
@@ -598,7 +598,7 @@ def test_a_supervisor_ignores_directories_that_its_user_cannot_enter(no_leaks: N
 @pytest.mark.long
 def test_a_worker_with_another_secret_is_refused(no_leaks: None, srun: None) -> None:
     with started(1) as made:
-        leader = made.agent.machine.ask(lambda node: node.members.me.remote)
+        leader = made.agent.machine.read_node(lambda node: node.members.me.remote)
         stranger = replace(made._config, name="worker9", id=9, leader=leader, remote="", secret=bytes(32), host="other")
         status, said = outposted(supervisor.supervisor_request(stranger), "worker9", stays=True)
         assert made.workers == ["worker1"]
@@ -631,7 +631,7 @@ def test_a_killed_supervisor_ends_its_worker(no_leaks: None, srun: None) -> None
     with started(1) as made:
         worker = made.pid("worker1")
         directory = Path(
-            made.run("worker1", "from rpcbench.runtime import current\ncurrent.current().config.directory")
+            made.run("worker1", "from rpcbench.runtime import current\ncurrent.current_agent().config.directory")
         )
         psutil.Process(worker).parent().kill()
         until(lambda: made.lost == ["worker1"] and gone(worker))

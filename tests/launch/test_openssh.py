@@ -76,7 +76,7 @@ def test_ranks_add_up_over_the_hosts(two: Lab) -> None:
 
 
 def test_a_worker_takes_ports_of_its_hosts_range(two: Lab) -> None:
-    two.notebook.run("members = cluster.agent.machine.ask(lambda node: list(node.members.members.values()))")
+    two.notebook.run("members = cluster.agent.machine.read_node(lambda node: list(node.members.members.values()))")
     shown = two.notebook.run("[member.remote for member in members if member.id]")
     taken = re.findall(r"tls://10\.231\.7\.\d:(\d+)", shown)
     assert len(taken) == 2 and all(int(port) in PORTS for port in taken), shown

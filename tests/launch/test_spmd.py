@@ -140,7 +140,7 @@ def test_a_rank_that_imports_when_another_fails_ends_the_import_first(cluster: C
     waits = (  # until the other rank has failed, and then as long as an interrupt needs to arrive
         "import time\nfrom pathlib import Path\nfrom rpcbench.distributed import groups\n"
         f"Path({str(tmp_path / 'begun')!r}).touch(exist_ok=False)\n"  # a second import, after one that was cut, fails
-        "world = groups.member(None, at_work=False).world\nwhile world.reason() is None: time.sleep(0.01)\n"
+        "world = groups.member_of(None, at_work=False).world\nwhile world.failure_reason() is None: time.sleep(0.01)\n"
         "for _ in range(50): time.sleep(0.01)\nvalue = 7\n"
     )
     (package / "__init__.py").write_text(waits)

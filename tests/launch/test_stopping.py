@@ -359,7 +359,7 @@ def test_scale_during_and_after_shutdown_raises_shutdown_error(no_leaks: None, m
     launch, close, launched = cluster._launch_workers, cluster._launcher.close, threading.Event()
 
     def late(configs: list[WorldConfig]) -> list[Handle]:
-        exit_status_text.start()
+        ending.start()
         until(lambda: cluster._ended, "the end to begin")
         try:
             return launch(configs)

@@ -464,7 +464,7 @@ def test_a_bar_counts_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (lambda agent: agent.map(3, [1]), TypeError, "cluster.map runs a function, its first argument; 3 is not one"),
         (
-            lambda agent: agent.pool().submit_call("f"),
+            lambda agent: agent.pool().submit("f"),
             TypeError,
             "cluster.submit runs a function, its first argument; 'f'",
         ),

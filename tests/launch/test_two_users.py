@@ -68,7 +68,7 @@ print(json.dumps(found))
 
 def tried(cluster):
     """The outcomes of all attempts, by root and by another user, without the secret."""
-    members = cluster.agent.machine.ask(lambda node: list(node.members.members.values()))
+    members = cluster.agent.machine.read_node(lambda node: list(node.members.members.values()))
     directory = cluster.agent.config.directory
     asked = {
         "directory": directory,

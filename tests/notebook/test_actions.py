@@ -80,10 +80,10 @@ class Commands:
     def __init__(self):
         self.cluster = Workers()
 
-    def present(self):
+    def running_clusters(self):
         return {"main": self.cluster}
 
-    def start(self, size, voice):
+    def start_cluster(self, size, voice):
         voice.warn("few cores")
         voice.progress(size)(1, size)
         assert self.cluster.may_end.acquire(timeout=PATIENCE)

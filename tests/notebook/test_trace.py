@@ -40,7 +40,7 @@ def test_calls_between_workers_are_seen_from_the_notebook(kernel):
 
 
 def test_an_rref_is_followed_to_its_end(kernel):
-    there = "return {*current.current().tables()['owned']}"
+    there = "return {*current.current_agent().tables()['owned']}"
     kernel.run(f"from rpcbench import rpc\ndef owned():\n    from rpcbench.runtime import current\n    {there}")
     code = "import time\nbefore = rpc.rpc_sync('worker1', owned)\nr = rpc.remote('worker1', dict)\nr.to_here()\ndel r\n"
     reply = kernel.run(f"%%trace\n{code}while rpc.rpc_sync('worker1', owned) - before:\n    time.sleep(0.01)")
@@ -58,7 +58,7 @@ def test_an_error_is_raised_and_its_messages_are_shown(kernel):
 def test_the_cell_can_be_stopped_and_then_nobody_listens(kernel):
     reply = kernel.run("%%trace\nimport time\nprint('ready')\ntime.sleep(60)", stop_at=[["ready"]])
     assert reply.ename == "KeyboardInterrupt"
-    told = "current.current().machine.ask(lambda node: node.delivery.told)"
+    told = "current.current_agent().machine.read_node(lambda node: node.delivery.observer)"
     look = "import time\nfrom rpcbench.runtime import current"
     quiet = f"{look}\nwhile {told} is not None: time.sleep(0.01)\nprint('quiet')"
     for where in ("", "%%remote worker1\n", "%%remote worker2\n"):

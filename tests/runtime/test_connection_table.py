@@ -25,7 +25,7 @@ class Wire:
     ended: bool = False
     got: list[int] = field(default_factory=list)
 
-    def cut(self) -> None:
+    def break_connection(self) -> None:
         self.ended = True
 
 

@@ -22,10 +22,10 @@ class Peers:
     def __init__(self) -> None:
         self.flushed, self.tidied = threading.Semaphore(0), threading.Semaphore(0)
 
-    def flush(self) -> None:
+    def flush_connections(self) -> None:
         self.flushed.release()
 
-    def tidy(self) -> None:
+    def free_idle_memory(self) -> None:
         self.tidied.release()
 
 
@@ -67,10 +67,10 @@ class Released:
         self.forks: list[Any] = []
         self.asked = 0
 
-    def feed(self, event: Any) -> None:
+    def feed_event(self, event: Any) -> None:
         self.asked += 1
         node = SimpleNamespace(
-            rrefs=SimpleNamespace(release=lambda fork: [fork]), outcome=lambda outcome: self.forks.extend(outcome[1])
+            rrefs=SimpleNamespace(release_fork=lambda fork: [fork]), process_outcome=lambda outcome: self.forks.extend(outcome[1])
         )
         event(node)
 

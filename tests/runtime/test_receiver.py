@@ -158,7 +158,7 @@ class _Source:
 
     watch = None
 
-    def cut(self) -> None:
+    def break_connection(self) -> None:
         raise AssertionError("no thread waits for a reply")
 
     def __init__(self, count: int) -> None:
@@ -176,7 +176,7 @@ class _Source:
         self.failed.append(f"{threading.current_thread().name} is not alone")
         return False
 
-    def read(self) -> list[Frame] | ConnectionEnd:
+    def read_frames(self) -> list[Frame] | ConnectionEnd:
         if self._alone():
             time.sleep(self._draw.random() * 0.0002)  # time for another thread to enter
             self._inside.release()
@@ -429,7 +429,7 @@ class _Quiet:
         self.fails = False
         self.vain = 0  # reads without data
 
-    def read(self) -> list[Frame] | ConnectionEnd:
+    def read_frames(self) -> list[Frame] | ConnectionEnd:
         try:
             got = self.here.recv(1, socket.MSG_DONTWAIT)
         except BlockingIOError:  # as at the first read
@@ -437,7 +437,7 @@ class _Quiet:
             return []
         return [Frame(b"", EMPTY)] * self._frames if got else ConnectionEnd("over", False)
 
-    def cut(self) -> None:
+    def break_connection(self) -> None:
         self.here.shutdown(socket.SHUT_RDWR)
 
     def begins(self, deliver: Callable[[Frame], None] | None = None, monitored: bool = True) -> Receiver:

@@ -275,7 +275,7 @@ class Clock:
             entries = [entry for agent in hear for entry in agent._peers._table.all_entries()]
             heard = {e.connection: e.connection.bytes_received for e in entries if e.peer.id not in mute}
             self._now += 0.1
-            until(lambda heard=heard: all(each.heard > before for each, before in heard.items()))  # type: ignore[misc]
+            until(lambda heard=heard: all(each.bytes_received > before for each, before in heard.items()))  # type: ignore[misc]
 
 
 def test_a_silent_member_on_another_host_is_reported_as_suspect_and_then_as_lost(
