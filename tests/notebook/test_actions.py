@@ -97,7 +97,7 @@ def commands():
 
 @pytest.fixture
 def ask(no_leaks, commands):
-    sidebar = Sidebar(commands, SimpleNamespace(auto=SimpleNamespace(targets=""), at=lambda clusters: []))
+    sidebar = Sidebar(commands, SimpleNamespace(auto=SimpleNamespace(targets=""), active_modes=lambda clusters: []))
     heard = comm.get_comm_manager().targets[TARGET]
 
     def ask(**data):
@@ -116,7 +116,7 @@ def test_it_ends_where_it_began_though_the_manager_of_comms_is_another_one_now(m
     """As in IPython without a kernel, once something has loaded ipykernel."""
     before, after = comm.base_comm.CommManager(), comm.base_comm.CommManager()
     monkeypatch.setattr(comm, "get_comm_manager", lambda: before)
-    sidebar = Sidebar(Commands(), SimpleNamespace(auto=SimpleNamespace(targets=""), at=lambda clusters: []))
+    sidebar = Sidebar(Commands(), SimpleNamespace(auto=SimpleNamespace(targets=""), active_modes=lambda clusters: []))
     assert list(before.targets) == [TARGET]
     monkeypatch.setattr(comm, "get_comm_manager", lambda: after)
     sidebar.close()

@@ -72,11 +72,11 @@ def test_values_are_there_once_it_is_through():
 
 def test_the_end_on_a_worker_is_shown_before_it_counts():
     """So nothing is shown of a cell after a wait for it has returned."""
-    prompts = SimpleNamespace(take_over=print, look=lambda: None)
+    prompts = SimpleNamespace(take_over_item=print, check_open_prompt=lambda: None)
     seen = []
 
     def on_settled(part):
-        seen.append((part.state, part.replied.is_set()))
+        seen.append((part.run_state, part.replied.is_set()))
 
     part = _WorkerRun(SimpleNamespace(name="worker1"), None, prompts, on_settled, "")
     part.settle_outcome(lambda: {"y": 7})

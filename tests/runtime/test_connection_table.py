@@ -69,18 +69,18 @@ class Pair:
         self.attempts.pop(0)()
 
     # -- reports to the machine
-    def ended(self, peer: Identity, reason: str) -> None:
+    def peer_lost(self, peer: Identity, reason: str) -> None:
         self.told.append(f"ended {peer.incarnation}")
 
-    def broken(self, peer: Identity, reason: str) -> None:
+    def connection_broken(self, peer: Identity, reason: str) -> None:
         self.before = self.sent
         self.on_broken()
         self.told.append("broken")
 
-    def resumed(self, peer: Identity) -> None:
+    def connection_resumed(self, peer: Identity) -> None:
         self.told.append("resumed")
 
-    def ways(self, peer: Identity) -> Sequence[str]:
+    def peer_addresses(self, peer: Identity) -> Sequence[str]:
         return ("here",)
 
     def silently_lost(self) -> list[int]:
