@@ -70,7 +70,8 @@ class Released:
     def feed_event(self, event: Any) -> None:
         self.asked += 1
         node = SimpleNamespace(
-            rrefs=SimpleNamespace(release_fork=lambda fork: [fork]), process_outcome=lambda outcome: self.forks.extend(outcome[1])
+            rrefs=SimpleNamespace(release_fork=lambda fork: [fork]),
+            process_outcome=lambda outcome: self.forks.extend(outcome[1]),
         )
         event(node)
 
