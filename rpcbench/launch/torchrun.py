@@ -129,7 +129,7 @@ class TorchrunGang:
             for line in lines:
                 report: dict[str, Any] = json.loads(line)
                 if "pid" in report:
-                    self._ranks[report["rank"]].begin(report["pid"])
+                    self._ranks[report["rank"]].process_created(report["pid"])
                 elif "failed" in report:
                     self._rank_failed({int(rank): status for rank, status in report["failed"].items()}, report["first"])
                 else:

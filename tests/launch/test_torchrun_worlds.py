@@ -146,7 +146,7 @@ def test_join_has_one_deadline_for_all_of_its_waits() -> None:
 
     joining = AttachedCluster.__new__(AttachedCluster)
     slow = SimpleNamespace(wait_or_cancel=lambda: time.sleep(0.1) or 2)  # longer than the deadline
-    machine = SimpleNamespace(ask=lambda question: 1)
+    machine = SimpleNamespace(read_node=lambda question: 1)
     joining.agent = SimpleNamespace(machine=machine, call=lambda *to, **how: slow, wait_for=wait_for)  # type: ignore[assignment]
     with pytest.raises(RpcError, match=r"3 members within 0\.01 s"):
         joining._await_workers(time.monotonic() + 0.05)

@@ -148,7 +148,7 @@ def test_an_answer_about_a_function_that_was_reloaded_meanwhile_is_no_warning(
 ) -> None:
     handlers: dict[str, Any] = {}
     sent: list[dict[str, Any]] = []
-    members: Any = SimpleNamespace(add_watcher=lambda look: None, name=lambda id_: f"worker{id_}")
+    members: Any = SimpleNamespace(add_watcher=lambda look: None, member_name=lambda id_: f"worker{id_}")
     channels: Any = SimpleNamespace(register_handler=handlers.__setitem__)
     check = SourceCheck(0, members, channels, lambda to, channel, asked: sent.append(asked))
     check.check_function(1, module.area)

@@ -143,7 +143,7 @@ def test_what_was_put_before_the_kernel_is_taken_away_again(there):
     own = "(get_ipython().kernel.do_complete.__qualname__, get_ipython().kernel.do_inspect.__qualname__)"
     assert there.value(own) == "('Assist.complete_code', 'Assist.inspect_name')"
     made = "from rpcbench.notebook.completion import Assist\nclass K:\n  do_complete = do_inspect = 7\nk = K()\n"
-    there.run(made + "Assist(k, None, None, None).remove()")
+    there.run(made + "Assist(k, None, None, None).restore_kernel()")
     assert there.value("(k.do_complete, k.do_inspect)") == "(7, 7)"
 
 

@@ -114,7 +114,7 @@ def test_unloading_gives_the_magic_back(failed):
         "from rpcbench.notebook.fault_magics import DebugMagics\nshell = get_ipython()\n"
         "before = shell.find_line_magic('debug')\n"
         "made = DebugMagics(shell, bool, print)\nshell.register_magics(made)\nduring = shell.find_line_magic('debug')\n"
-        "made.give_back()\n"
+        "made.restore_debug_magic()\n"
         "(during == made.debug, shell.find_line_magic('debug') == before)"
     )
     assert failed.value(unloaded) == "(True, True)"

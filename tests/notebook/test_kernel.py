@@ -355,7 +355,7 @@ desk._WorkerRun.wait_with_prompts = finish_late"""
 def test_a_cell_that_takes_too_long_is_interrupted_and_shows_where_it_stood(kernel):
     kernel.run(LATE.format("()"))
     reply = kernel.run(f"%%remote worker1 --timeout 0.5\n{SLEEP}")
-    kernel.run("desk._WorkerRun.finish = finish")
+    kernel.run("desk._WorkerRun.wait_with_prompts = finish")
     assert (reply.status, reply.ename) == ("error", "RpcTimeoutError")
     assert re.search(AT, reply.traceback)
     assert "the cell ran for more than 0.5 s and was interrupted" in reply.traceback
@@ -377,7 +377,7 @@ def test_values_of_those_in_time_are_kept_when_another_is_late(kernel):
     loop = "print('ready')\nwhile x == 'worker2':\n    time.sleep(0.01)"
     kernel.run(LATE.format("('worker1',)"))
     assert kernel.run(f"%%remote all -o x --timeout 0.5\n{code}\n{loop}").ename == "RpcTimeoutError"
-    kernel.run("desk._WorkerRun.finish = finish")
+    kernel.run("desk._WorkerRun.wait_with_prompts = finish")
     assert kernel.value("x") == "{'worker1': 'worker1'}"
 
 
