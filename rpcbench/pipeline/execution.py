@@ -52,7 +52,7 @@ from rpcbench.pipeline.data_parallel import GradientAllReduce
 from rpcbench.pipeline.exchange import Exchange, Gradients, Messages, count_bytes, requires_grad
 from rpcbench.pipeline.gradient_sums import EngineSums, SplitBackward, Sums, TiedGradients
 from rpcbench.pipeline.ops import Kind, Op, places_of_kind
-from rpcbench.pipeline.recompute import begin_rng, forward_seed, resume_rng, seeded_rng
+from rpcbench.pipeline.recompute import forward_seed, resume_rng, seed_generator, seeded_rng
 from rpcbench.pipeline.split import Groups, parameter_groups
 from rpcbench.pipeline.stage import StageWorker, worker_for
 from rpcbench.pipeline.step_log import DONE, FAILED, PLACES, WorkerPhase, phase_word
@@ -365,7 +365,7 @@ class StepExecution:
 
     def _compute_outputs(self, op: Op, values: _Values) -> _Values:
         """Return the stage's outputs; at the last stage its loss."""
-        worker, before = self._worker, begin_rng(forward_seed(self._task.seed, op))
+        worker, before = self._worker, seed_generator(forward_seed(self._task.seed, op))
         try:
             made = self._call_module(op, values)
             if op.stage < worker.last_stage:

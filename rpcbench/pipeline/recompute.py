@@ -60,14 +60,14 @@ def _mix_numbers(start: int, *numbers: int) -> int:
 @contextlib.contextmanager
 def seeded_rng(number: int) -> Iterator[None]:
     """Seed the generator for the block, and restore its state afterwards."""
-    before = begin_rng(number)
+    before = seed_generator(number)
     try:
         yield
     finally:
         resume_rng(before)
 
 
-def begin_rng(number: int) -> torch.Tensor:
+def seed_generator(number: int) -> torch.Tensor:
     """Seed the generator; return its former state, for `resume_rng`."""
     with _generator_lock:
         before = torch.default_generator.get_state()

@@ -445,7 +445,7 @@ class Contexts:
         others = [(worker, m.ReleaseContext(context)) for worker in sorted(known.known - {self.me, *notified})]
         return [*ended, fx.ForgetContext(context)], others
 
-    def on_attending(self, source: int, context: int) -> Outcome:
+    def on_context_participant(self, source: int, context: int) -> Outcome:
         """Note that a worker has a context that began here, so that it is sent the release."""
         known = self.contexts.get(context)
         if known is None:

@@ -112,10 +112,10 @@ class Node:
             m.View: lambda source, msg, now: self._on_view(msg),
             m.Notice: lambda source, msg, now: ([fx.NoticeReceived(source, msg)], []),
             m.Parcel: lambda source, msg, now: ([fx.DataReceived(source, msg)], []),
-            m.CreateFailed: self._on_uncreated,
-            m.ContextParticipant: lambda source, msg, now: self.contexts.on_attending(source, msg.context),
+            m.CreateFailed: self._on_create_failed,
+            m.ContextParticipant: lambda source, msg, now: self.contexts.on_context_participant(source, msg.context),
             m.CancelDelivery: lambda source, msg, now: ([], [(source, self.delivery.pairs[source].make_report(msg))]),
-            m.DeliveryReport: lambda source, msg, now: self._on_fate(source, msg),
+            m.DeliveryReport: lambda source, msg, now: self._on_delivery_report(source, msg),
         }
 
     # -- received messages
@@ -190,7 +190,7 @@ class Node:
             return [], []
         return self._not_run(dropped, CallCancelled("the caller cancelled it before it ran"))
 
-    def _on_uncreated(self, source: int, message: m.CreateFailed, now: float) -> Outcome:
+    def _on_create_failed(self, source: int, message: m.CreateFailed, now: float) -> Outcome:
         created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
         error = ConnectionLostError(f"RRef creation via rpc.remote() failed: {message.reason}", False)
         return self.rrefs.creation_failed(message.rref, error), created
@@ -492,7 +492,7 @@ class Node:
         effects, outbox = join_outcomes(outcomes)
         return effects + self._assign_seqs(outbox)
 
-    def _on_fate(self, to: int, fate: m.DeliveryReport) -> Outcome:
+    def _on_delivery_report(self, to: int, fate: m.DeliveryReport) -> Outcome:
         """Take back the users' data that the peer reports as never received: it will refuse it from now on."""
         outcomes: list[Outcome] = []
         for message in self.delivery.process_report(self.delivery.pairs[to], fate):

@@ -346,8 +346,8 @@ def test_a_participant_through_a_lost_worker_reports_to_the_owner_and_gets_the_r
     outbox = b.worker_lost(C, 0, "worker gone")[1]  # A's context may have reached B through C alone
     assert outbox == [(A, ContextParticipant(X))]
     a.contexts[X].known.clear()
-    assert a.on_attending(B, X) == ([], []) and a.release_context(X)[1] == [(B, ReleaseContext(X))]
-    assert a.on_attending(B, X) == ([], [(B, ReleaseContext(X))])
+    assert a.on_context_participant(B, X) == ([], []) and a.release_context(X)[1] == [(B, ReleaseContext(X))]
+    assert a.on_context_participant(B, X) == ([], [(B, ReleaseContext(X))])
 
 
 def test_a_late_message_of_a_lost_worker_opens_no_context(b: Contexts) -> None:
