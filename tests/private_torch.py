@@ -94,7 +94,8 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
 }
 OTHERS = {  # private names that are not torch's → whose they are
     "Python": """
-        _abc_impl _asdict _current_frames _exit _fields _getframe _lru_cache_wrapper _replace _run_exitfuncs
+        _abc_impl _actions _asdict _current_frames _exit _field_defaults _fields _getframe _lru_cache_wrapper _replace
+        _run_exitfuncs _subparsers
         _value2member_map_""",
     "IPython": "_filename_map _jupyter_types_experimental _render_traceback_ _sd _validate_data",
     "ipykernel and ipywidgets": "_control_lock _handle_event _main_asyncio_lock _msg_callback _reply_subshell_for",

@@ -117,12 +117,12 @@ STEPS: dict[str, tuple[Any, str]] = {
         "_backend_of", "_record_unknown_end",
     )},
     **{name: (torch_collectives, name) for name in (
-        "_first_tensor", "_flatten_tensors", "tensor_bytes", "Layouts", "OpLabel", "calling_site", "operations",
+        "_first_tensor", "_flatten_tensors", "tensor_bytes", "Layouts", "OpLabel", "calling_site", "count_operations",
         "is_completed",
     )},
     "_begin_watch": (TorchCollectives, "_begin_watch"),
-    "enter": (CollectiveEvents, "enter"),
-    "leave": (CollectiveEvents, "leave"),
+    "record_entry": (CollectiveEvents, "record_entry"),
+    "record_end": (CollectiveEvents, "record_end"),
 }  # fmt: skip
 """The steps of the watcher: before an operation, at its return, in callbacks and on its own thread."""
 
@@ -237,7 +237,7 @@ def trained_with_a_fault_in(step: str) -> tuple[list[float], list[str]]:
     return (weight.full_tensor() if step == "_gathering_changed" else weight).flatten().tolist(), said
 
 
-@pytest.mark.parametrize("step", ["_gathering_changed", "read_gradients", "about_to_step", "stepped"])
+@pytest.mark.parametrize("step", ["_gathering_changed", "read_gradients", "before_optimizer_step", "optimizer_stepped"])
 def test_a_fault_of_a_watched_model_leaves_its_training_alone(
     three: rpcbench.Cluster, everyone: Everyone, step: str
 ) -> None:

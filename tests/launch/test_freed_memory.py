@@ -31,9 +31,9 @@ def pages():
 """
 ALONE = f"""
 {STEPS}
-from rpcbench.runtime.timers import keep_what_is_freed
+from rpcbench.runtime.timers import keep_freed_memory
 before = pages()
-keep_what_is_freed()
+keep_freed_memory()
 print(before, pages())
 """
 CLUSTER = f"""

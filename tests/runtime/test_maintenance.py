@@ -111,7 +111,7 @@ def test_the_maintenance_thread_sleeps_while_the_clock_stands_before_a_deadline(
         return at[0]
 
     expired = threading.Semaphore(0)
-    machine: Any = SimpleNamespace(feed=lambda event: expired.release())
+    machine: Any = SimpleNamespace(feed_event=lambda event: expired.release())
     deadlines = Deadlines()
     kept = MaintenanceThread("test", machine, deadlines, clock, peers)
     deadlines.set_deadline(7, 1.0)
