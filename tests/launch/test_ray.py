@@ -272,36 +272,36 @@ def test_a_session_restores_the_breakpoint_variable(sessions, monkeypatch, befor
         begin(*words, **named)
 
     monkeypatch.setattr(ray, "init", init)
-    ours.leave(ours.enter(None))
+    ours.release_session(ours.join_session(None))
     assert os.environ.get("PYTHONBREAKPOINT") == before
 
 
 def test_a_session_of_launchers_ends_with_the_last_launcher(sessions):
     ray, ours = sessions
-    first, second = ours.enter(None), ours.enter(None)
-    ours.leave(first)
+    first, second = ours.join_session(None), ours.join_session(None)
+    ours.release_session(first)
     assert ray.here == "session 1"
-    ours.leave(second)
+    ours.release_session(second)
     assert not ray.here
 
 
 def test_a_session_that_the_user_has_started_later_stays(sessions):
     ray, ours = sessions
-    first = ours.enter(None)
+    first = ours.join_session(None)
     ray.shutdown()
     ray.init()
-    second = ours.enter(None)
-    ours.leave(first)
-    ours.leave(second)
+    second = ours.join_session(None)
+    ours.release_session(first)
+    ours.release_session(second)
     assert ray.here == "session 2"
 
 
 def test_a_launcher_of_an_earlier_session_does_not_end_a_later_one(sessions):
     ray, ours = sessions
-    first = ours.enter(None)
+    first = ours.join_session(None)
     ray.shutdown()
-    second = ours.enter(None)
-    ours.leave(first)
+    second = ours.join_session(None)
+    ours.release_session(first)
     assert ray.here == "session 2"
-    ours.leave(second)
+    ours.release_session(second)
     assert not ray.here
