@@ -48,8 +48,8 @@ def test_each_worker_gets_its_own_node_if_there_are_enough(leak_check):
                 (group,) = groups()
                 assert len(set(group["bundles_to_node_id"].values())) == 3
                 assert cluster.run("all", "6 * 7") == dict.fromkeys(cluster.workers, 42)
-                places = Places({"CPU": 0.5}, "", 10.0)
-                places.take_bundles(2, "two more, of which one node has room for both")
+                places = Places({"CPU": 0.5}, "")
+                places.take_bundles(2, "two more, of which one node has room for both", 10.0)
                 places.remove_groups()
             until(lambda: free() == 4.0)
         finally:
