@@ -160,13 +160,13 @@ def _query_driver(query: Callable[[], T]) -> T | None:
 def _load_nvml() -> Any:
     """Return the module pynvml, ready for questions; None where it is not installed, or finds no driver."""
 
-    def begun() -> Any:
+    def start_nvml() -> Any:
         import pynvml  # here: the fork server must not use it
 
         pynvml.nvmlInit()
         return pynvml
 
-    return _query_driver(begun)
+    return _query_driver(start_nvml)
 
 
 @functools.cache

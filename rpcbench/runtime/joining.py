@@ -47,7 +47,7 @@ class Bootstrap:
         self._peers = peers
         self._member_table = member_table
         self._refusal: fx.Rejected | None = None
-        effects.register(fx.Rejected, self._refused)
+        effects.register(fx.Rejected, self._join_rejected)
         effects.register(fx.Leads, lambda effect: peers.acceptor.publish_leadership(peers.own_identity, effect.epoch))
         effects.register(
             fx.HandedOver,
@@ -121,7 +121,7 @@ class Bootstrap:
                     report_at = deadline
             self.complete.wait(_PAUSE)  # polled: no event reports that it begins to listen
 
-    def _refused(self, effect: fx.Rejected) -> None:
+    def _join_rejected(self, effect: fx.Rejected) -> None:
         self._refusal = self._refusal or effect  # the first reason counts
         self.complete.set()
 

@@ -259,7 +259,7 @@ class MessageDispatcher:
         self._pool = pool
         effects.register(fx.Enqueue, lambda effect: pool.submit_call(lambda: self._begin_call(effect)))
         effects.register(fx.Run, lambda effect: self.run(effect.source, effect.message))
-        effects.register(fx.Resolve, lambda effect: self._answered(effect.source, effect.answer))
+        effects.register(fx.Resolve, lambda effect: self._reply_received(effect.source, effect.answer))
 
     def deliver_message(self, source: int, seq: int, message: m.Message) -> None:
         kind = type(message)
@@ -287,7 +287,7 @@ class MessageDispatcher:
         now = self._agent.links.clock()
         self._agent.machine.feed_event(lambda node: node.begin_serving(effect.source, effect.call, now))
 
-    def _answered(self, source: int, answer: m.Result | m.Failure) -> None:
+    def _reply_received(self, source: int, answer: m.Result | m.Failure) -> None:
         """Resolve a pending call with its reply."""
         if isinstance(answer, m.Result):
             # Forks and autograd scopes must reach the protocol, even if no thread asks for the values.
@@ -322,5 +322,5 @@ class MessageDispatcher:
     def _resolve_fast(self, source: int, seq: int, result: m.Result) -> bool:
         if result.forks or is_interruptible() or not self._agent.machine.accept_reply(source, seq, result):
             return False
-        self._answered(source, result)
+        self._reply_received(source, result)
         return True

@@ -24,10 +24,10 @@ from rpcbench.wire import messages as m
 def _make_filter(
     kind: type[Any], operator: bool | None = None
 ) -> Callable[[m.Message], bool]:  # operator: of torch, or not
-    def meant(message: m.Message) -> bool:
+    def is_meant(message: m.Message) -> bool:
         return isinstance(message, kind) and (operator is None or _is_operator(message.label) is operator)
 
-    return meant
+    return is_meant
 
 
 def _is_operator(label: str) -> bool:
