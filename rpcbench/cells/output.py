@@ -254,6 +254,17 @@ class OutputStream:
         if series.ended:  # else the output thread forgets it
             self._series.pop(series.key, None)
 
+    def wait_until_calls_shown(self) -> None:
+        """Like `wait_until_shown`, for what all threads of the pool have written: the continuations of a call may have
+        run on any."""
+        if not any(is_call_number(key.number) for key in list(self._series)) or os.getpid() != self._pid:
+            return
+        self._call_here()  # its end is sent behind all that was written before
+        self.wait_until_shown()
+        sent = [(series, series.count) for series in list(self._series.values()) if is_call_number(series.key.number)]
+        with release_slot():
+            self._shown.wait_for(lambda: all(series.shown >= count for series, count in sent), _ACK_SECONDS)
+
     def send_item(self, kind: str, content: str) -> bool:
         """Send a display, a question or the like of the running cell; False if none runs, or in a forked child."""
         key = self._key

@@ -185,6 +185,7 @@ class CellRunner:
         agent.on_notice(INTERRUPT, self._interrupt_received)
         agent.on_notice(SHOWN, self.output_stream.items_shown)
         agent.hooks.on_called.append(self.output_stream.wait_until_shown)
+        agent.hooks.on_deferred.append(self.output_stream.wait_until_calls_shown)
 
     def _send_output(self, client_id: int, item: Notice) -> None:
         """Send an item to its client. UnknownWorkerError if it has left: nobody would acknowledge the item."""

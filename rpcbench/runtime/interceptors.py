@@ -64,6 +64,7 @@ class AgentHooks:
     on_thread: list[Job] = field(default_factory=list)  # run first on each thread of the pool
     around: list[Callable[[], AbstractContextManager[None]]] = field(default_factory=list)  # around callers' functions
     on_called: list[Job] = field(default_factory=list)  # when a caller's function has ended, before the reply
+    on_deferred: list[Job] = field(default_factory=list)  # when the Future that it returned is done, before the reply
     on_error: list[Callable[[BaseException], object]] = field(default_factory=list)  # with errors of callers' functions
     on_long_wait: list[Callable[[float], object]] = field(default_factory=list)  # by a thread that waits, with seconds
     on_leave: list[Job] = field(default_factory=list)  # by `shutdown`, before other members can notice it

@@ -167,7 +167,7 @@ def _run_call(agent: Server, source: int, message: Call | Create) -> Any:
 
 def _answer_later(agent: Server, source: int, message: Call | Create, done: torch.futures.Future[Any]) -> None:
     agent.asynchronous.discard((source, message.call))
-    for job in agent.hooks.on_called:  # the function's continuations may have run on this thread
+    for job in agent.hooks.on_deferred:
         job()
     try:
         value = done.value()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import pytest
@@ -90,6 +91,20 @@ def print_later(text):
 def test_output_of_continuations_is_printed_before_the_call_returns(cluster, capsys):
     for text in ("one", "two", "three"):
         cluster.rpc_sync("worker1", print_later, (text,))
+        assert capsys.readouterr().out == f"[worker1] {text}\n"
+
+
+@rpc.functions.async_execution
+def print_on_another_thread(text):
+    printed = rpc.rpc_async("worker2", str, (text,)).then(lambda done: print(done.value()))
+    while not printed.done():  # not `wait`: this thread would run the continuation
+        time.sleep(0.001)
+    return printed
+
+
+def test_output_of_a_continuation_that_has_run_on_another_thread_is_printed_before_the_call_returns(cluster, capsys):
+    for text in ("one", "two", "three"):
+        cluster.rpc_sync("worker1", print_on_another_thread, (text,))
         assert capsys.readouterr().out == f"[worker1] {text}\n"
 
 
