@@ -7,7 +7,8 @@ place the lesson goes on.
 The right answer is the stored solution, which `check.solution()` shows. Wrong answers lie in `lessons/answers`, one
 file for each lesson: the title of each names its mistake, and, after the bar, a part of the message that a learner
 should get. There may be other right answers, too. Beneath its title an answer is either a whole program, or the changes
-that make it of the solution (in the exam: of the first right answer), one after another:
+that make it of the solution (in the exam: of the first right answer) or, beneath a title that begins with `# %%%`, of
+the last whole program above it, one after another:
 
     # old => new          a part of one line; the old text stands once in the solution
     # - old line          whole lines, with their indentation, and those that take their place
@@ -28,7 +29,9 @@ from nbval.plugin import IPyNbCell, IPyNbFile
 
 LESSONS = Path(__file__).parents[1] / "notebooks"
 ANSWERS = Path(__file__).parent / "lessons" / "answers"
-TITLE = re.compile(r"^# %% (?P<exercise>\w+): (?P<kind>right|wrong)(?P<what>[^|\n]*)(\| (?P<hint>.+))?$", re.MULTILINE)
+TITLE = re.compile(
+    r"^# %%(?P<of_above>%?) (?P<exercise>\w+): (?P<kind>right|wrong)(?P<what>[^|\n]*)(\| (?P<hint>.+))?$", re.MULTILINE
+)
 CHANGE = re.compile(r"(?P<removed>(?:# -.*\n)+)(?P<added>(?:# \+.*\n)*)|# (?P<old>\S.*) => (?P<new>.+)\n")
 EMPTY_HINT = "Replace the three dots"
 MODULE = re.compile(r"from checks import (\w+) as check")
@@ -51,10 +54,14 @@ def stored(lesson: str) -> list[Answer]:
     titles = [*TITLE.finditer(text)]
     ends = [title.start() for title in titles[1:]] + [len(text)]
     answers, right = [], solutions(lesson)
+    above: dict[str, str] = {}  # the last whole program for each exercise
     for title, end in zip(titles, ends, strict=False):  # without titles there is still one end
         what, code = (title["kind"] + title["what"]).strip(), text[title.end() : end].strip()
         if code and all(line.startswith("# ") for line in code.splitlines()):
-            code = changed(right[title["exercise"]], code, f"{path.name}: {title[0]}")
+            bases = above if title["of_above"] else right
+            code = changed(bases[title["exercise"]], code, f"{path.name}: {title[0]}")
+        else:
+            above[title["exercise"]] = code
         right.setdefault(title["exercise"], code)
         answers.append(Answer(title["exercise"], what, code, title["hint"]))
     return answers + [Answer(name, "solution", code, None) for name, code in solutions(lesson).items()]
@@ -71,7 +78,7 @@ def changed(solution: str, changes: str, where: str) -> str:
         else:
             old, new = ("\n" + re.sub("^# [-+] ?", "", change[kind], flags=re.M) for kind in ("removed", "added"))
         if (times := code.count(old)) != 1:
-            told = f"{old.strip()!r} is {times} times in the solution"
+            told = f"{old.strip()!r} is {times} times in the program"
             raise ValueError(f"{where}: {told}; name a text that is there once")
         code = code.replace(old, new)
     return code.strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+import exercises
 import nbformat
 import pytest
 from exercises import ANSWERS, LESSONS, MODULE, changed, solutions, stored, tagged
@@ -50,10 +51,20 @@ def test_changes_make_an_answer_of_the_solution() -> None:
     assert changed(solution, changes, "here") == expected
 
 
+def test_changes_are_of_the_solution_or_of_the_whole_program_above(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(exercises, "ANSWERS", tmp_path)
+    monkeypatch.setattr(exercises, "solutions", lambda lesson: {"one": "a = 1", "two": "b = 2"})
+    text = "# %% one: wrong, c | no\nc = 1\n# %% two: wrong, d | no\nd = 2\n# %%% one: wrong, 3 | no\n# 1 => 3\n"
+    text += "# %% one: wrong, 4 | no\n# 1 => 4\n# %%% one: right, 5\n# 1 => 5\n"
+    (tmp_path / "sums.py").write_text(text)
+    codes = [answer.code for answer in exercises.stored("sums") if answer.what != "solution"]
+    assert codes == ["c = 1", "d = 2", "c = 3", "a = 4", "c = 5"]
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ("# found => lost", "'found' is 2 times in the solution"),
+        ("# found => lost", "'found' is 2 times in the program"),
         ("# - found = 0", "'found = 0' is 0 times"),  # without its indentation
         ("# one => two", "'one' is 0 times"),
         ("# found = 0\n# 0 => 1", "write `# old => new`, .* not '# found = 0'"),

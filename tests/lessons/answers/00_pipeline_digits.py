@@ -1,6 +1,5 @@
 # %% busy: wrong, the operations of all workers | which counts the operations of all workers
 # rows if row["worker"] == worker => rows
-
 # %% busy: wrong, the step as one worker sees it | from its own first operation to its own last one
 def busy(rows, worker):
     own = [row for row in rows if row["worker"] == worker]
@@ -10,13 +9,6 @@ def busy(rows, worker):
 
 # %% busy: wrong, the idle share | its idle share
 # return sum => return 1 - sum
-
-
-# %% busy: wrong, counts operations | is busy for
-def busy(rows, worker):
-    return sum(row["worker"] == worker for row in rows) / len(rows)
-
-
 # %% busy: wrong, as if the step began at 0 | as if the step began at 0
 def busy(rows, worker):
     return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / max(row["end"] for row in rows)
@@ -34,8 +26,6 @@ def busy(rows, worker):
 # +     lasted = rows[-1]["end"] - rows[0]["begin"]
 # %% busy: wrong, per cent | per cent. The step
 # return sum => return 100 * sum
-
-
 # %% busy: wrong, throws rows away | has changed `rows`
 def busy(rows, worker):
     lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
@@ -52,26 +42,21 @@ def busy(rows, worker):
     return sum(row["end"] - row["start"] for row in rows)
 
 
-# %% longest_wait: wrong, the rows as they stand | waits longest between
-def longest_wait(rows, worker):
-    from itertools import pairwise
-
-    own = [row for row in rows if row["worker"] == worker]
-    return max(
-        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
-    )
-
-
-# %% longest_wait: wrong, all workers | waits longest between
-def longest_wait(rows, worker):
-    from itertools import pairwise
-
-    own = sorted(rows, key=lambda row: row["begin"])
-    return max(
-        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
-    )
+# %%% busy: wrong, counts operations | is busy for
+# (row["end"] - row["start"] for row in rows) => (row["worker"] == worker for row in rows) / len(rows)
+# %%% busy: wrong, seconds | the seconds, not a share
+# ["start"] for row in rows => ["begin"] for row in rows if row["worker"] == worker
+# %% busy: wrong, the step begins with what ends first | is busy for 7.5 of 8 s
+def busy(rows, worker):
+    rows = sorted(rows, key=lambda row: row["end"])
+    own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
+    return own / (rows[-1]["end"] - rows[0]["begin"])
 
 
+# %%% busy: wrong, the step ends with what begins last | is busy for 7.5 of 8 s
+# : row["end"] => : row["begin"]
+# %% busy: wrong, takes the stage for the worker | is busy for 3.5 of 7.25 s
+# ["worker"] == worker => ["stage"] == worker - 1
 # %% longest_wait: wrong, the names the other way round | the names the other way round
 def longest_wait(rows, worker):
     from itertools import pairwise
@@ -80,34 +65,6 @@ def longest_wait(rows, worker):
     return max(
         (b["begin"] - a["end"], f"{b['op']}{b['microbatch']}", f"{a['op']}{a['microbatch']}") for a, b in pairwise(own)
     )
-
-
-# %% longest_wait: wrong, seconds alone | Three values are wanted
-def longest_wait(rows, worker):
-    from itertools import pairwise
-
-    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
-    return max(b["begin"] - a["end"] for a, b in pairwise(own))
-
-
-# %% longest_wait: wrong, from begin to begin | to the begin of the next
-def longest_wait(rows, worker):
-    from itertools import pairwise
-
-    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
-    return max(
-        (b["begin"] - a["begin"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}")
-        for a, b in pairwise(own)
-    )
-
-
-# %% longest_wait: wrong, the first wait | waits longest between
-def longest_wait(rows, worker):
-    from itertools import pairwise
-
-    own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
-    a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
-    return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
 
 
 # %% longest_wait: wrong, in the order of micro-batches | waits longest between
@@ -133,17 +90,6 @@ def longest_wait(rows, worker):
     return max(waits)
 
 
-# %% longest_wait: wrong, sorts the rows of the caller | has changed `rows`
-def longest_wait(rows, worker):
-    from itertools import pairwise
-
-    rows.sort(key=lambda row: row["begin"])
-    own = [row for row in rows if row["worker"] == worker]
-    return max(
-        (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
-    )
-
-
 # %% longest_wait: wrong, letters without numbers | names that are no operations of this worker
 def longest_wait(rows, worker):
     from itertools import pairwise
@@ -152,29 +98,18 @@ def longest_wait(rows, worker):
     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
 
 
-# %% busy: wrong, seconds | the seconds, not a share
-def busy(rows, worker):
-    return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
-
-
-# %% busy: wrong, the step ends with what begins last | is busy for 7.5 of 8 s
-def busy(rows, worker):
-    rows = sorted(rows, key=lambda row: row["begin"])
-    own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
-    return own / (rows[-1]["end"] - rows[0]["begin"])
-
-
-# %% busy: wrong, the step begins with what ends first | is busy for 7.5 of 8 s
-def busy(rows, worker):
-    rows = sorted(rows, key=lambda row: row["end"])
-    own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
-    return own / (rows[-1]["end"] - rows[0]["begin"])
-
-
-# %% busy: wrong, takes the stage for the worker | is busy for 3.5 of 7.25 s
-# ["worker"] == worker => ["stage"] == worker - 1
-
-
+# %%% longest_wait: wrong, seconds alone | Three values are wanted
+# (b["begin"] - a["end"], a["op"], b["op"]) => b["begin"] - a["end"]
+# %%% longest_wait: wrong, from begin to begin | to the begin of the next
+# -     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
+# +     return max(
+# +         (b["begin"] - a["begin"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}")
+# +         for a, b in pairwise(own)
+# +     )
+# %%% longest_wait: wrong, the first wait | waits longest between
+# -     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
+# +     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
+# +     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
 # %% longest_wait: wrong, takes the stage for the worker | waits longest between F1 and B0
 def longest_wait(rows, worker):
     from itertools import pairwise
@@ -183,3 +118,14 @@ def longest_wait(rows, worker):
     return max(
         (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
     )
+
+
+# %%% longest_wait: wrong, the rows as they stand | waits longest between
+# -     own = sorted((row for row in rows if row["stage"] == worker - 1), key=lambda row: row["begin"])
+# +     own = [row for row in rows if row["worker"] == worker]
+# %%% longest_wait: wrong, all workers | waits longest between
+# (row for row in rows if row["stage"] == worker - 1) => rows
+# %%% longest_wait: wrong, sorts the rows of the caller | has changed `rows`
+# -     own = sorted((row for row in rows if row["stage"] == worker - 1), key=lambda row: row["begin"])
+# +     rows.sort(key=lambda row: row["begin"])
+# +     own = [row for row in rows if row["worker"] == worker]

@@ -14,35 +14,30 @@
 # name: rpc.rpc_sync(name, os.getpid) => rpc.rpc_sync(name, os.getpid): name
 # %% process_ids: wrong, all workers whatever the names are | it should ask only these workers
 # in names => in cluster.workers
-
-# %% at_once: wrong, one after the other | did not run at the same time
-def at_once(function, parts, workers):
-    return [rpc.rpc_sync(worker, function, (part,)) for worker, part in zip(workers, parts)]
-
-
-# %% at_once: wrong, waits inside the loop | did not run at the same time
-def at_once(function, parts, workers):
-    return [rpc.rpc_async(worker, function, (part,)).wait() for worker, part in zip(workers, parts)]
+# %% process_ids: wrong, right for names in their order alone | are those of other workers
+def process_ids(names):
+    return dict(zip(sorted(names), [rpc.rpc_sync(name, os.getpid) for name in names]))
 
 
+# %% process_ids: right, in another order
+# in names => in reversed(names)
 # %% at_once: wrong, a generator of futures, of which each begins when it is asked for | did not run at the same time
 # -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
 # +     futures = (rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts))
 # %% at_once: wrong, all on the first worker | they went to
 # worker, function => workers[0], function
 # worker, part in zip(workers, parts) => part in parts
-
-
-# %% at_once: wrong, returns the futures | There are futures in the list
-def at_once(function, parts, workers):
-    return [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-
-
 # %% at_once: wrong, returns references | There are RRefs in the list
 def at_once(function, parts, workers):
     return [rpc.remote(worker, function, (part,)) for worker, part in zip(workers, parts)]
 
 
+# %%% at_once: wrong, one after the other | did not run at the same time
+# remote => rpc_sync
+# %%% at_once: wrong, waits inside the loop | did not run at the same time
+# remote(worker, function, (part,)) => rpc_async(worker, function, (part,)).wait()
+# %%% at_once: wrong, returns the futures | There are futures in the list
+# remote => rpc_async
 # %% at_once: wrong, in the order in which the calls end | in the order of the parts
 def at_once(function, parts, workers):
     results = []
@@ -54,14 +49,6 @@ def at_once(function, parts, workers):
 
 # %% at_once: wrong, a generator of results | should be a list
 # [future.wait() for future in futures] => (future.wait() for future in futures)
-
-
-# %% at_once: wrong, one call for each worker's name | 3 parts should give 3 results
-def at_once(function, parts, workers):
-    futures = {worker: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
-    return [future.wait() for future in futures.values()]
-
-
 # %% at_once: wrong, right for two parts | 3 parts should give 3 results
 def at_once(function, parts, workers):
     one = rpc.rpc_async(workers[0], function, (parts[0],))
@@ -69,6 +56,38 @@ def at_once(function, parts, workers):
     return [one.wait(), two.wait()]
 
 
+# %% at_once: right, a thread for each call
+def at_once(function, parts, workers):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(lambda worker, part: rpc.rpc_sync(worker, function, (part,)), workers, parts))
+
+
+# %% at_once: wrong, takes a part that is a tuple for the arguments | It is one argument
+def at_once(function, parts, workers):
+    futures = []
+    for part, worker in zip(parts, workers):
+        futures.append(rpc.rpc_async(worker, function, part if isinstance(part, tuple) else (part,)))
+    return [future.wait() for future in futures]
+
+
+# %% at_once: wrong, takes the workers in the order of the cluster | they went to
+# -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# +     workers = [cluster.workers[place % len(cluster.workers)] for place in range(len(parts))]
+# +     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# %% at_once: wrong, takes equal parts for one | a function that returns the name of its worker
+def at_once(function, parts, workers):
+    futures = {str(part): rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
+    return [futures[str(part)].wait() for part in parts]
+
+
+# %%% at_once: wrong, one call for each worker's name | 3 parts should give 3 results
+# str(part): => worker:
+# futures[str(part)].wait() for part in parts => future.wait() for future in futures.values()
+# %%% at_once: wrong, a dict by part | unhashable
+# str(part): => part:
+# str(part) => part
 # %% patient: wrong, hides every error | that was hidden
 # rpcbench.RpcTimeoutError => Exception
 # %% patient: wrong, takes each TimeoutError for that of the call | TimeoutError('the printer does not answer')
@@ -79,15 +98,6 @@ def at_once(function, parts, workers):
 # rpc_sync(worker, function, timeout=seconds) => rpc_async(worker, function).wait()
 # %% patient: wrong, takes 0 for no answer | has a result too
 # seconds) => seconds) or default
-
-
-# %% patient: wrong, always sleeps | It sleeps for a fixed time
-def patient(worker, function, seconds, default):
-    future = rpc.rpc_async(worker, function)
-    time.sleep(seconds)
-    return future.wait() if future.done() else default
-
-
 # %% patient: wrong, asks again and again with sleeps between | It sleeps for a fixed time
 def patient(worker, function, seconds, default):
     future = rpc.rpc_async(worker, function)
@@ -105,14 +115,50 @@ def patient(worker, function, seconds, default):
 # +     return rpc.rpc_sync(worker, function)
 # %% patient: wrong, runs it here | yours gave 'notebook'
 # rpc.rpc_sync(worker, function, timeout=seconds) => function()
+# %% patient: right, with a future
+# -     try:
+# +     future = rpc.rpc_async(worker, function, timeout=seconds)
+# +     try:
+# return rpc.rpc_sync(worker, function, timeout=seconds) => return future.wait()
+# %% patient: wrong, waits to the end and then looks at the clock | waited for the slow function to end
+def patient(worker, function, seconds, default):
+    begin = time.monotonic()
+    found = rpc.rpc_sync(worker, function)
+    return found if time.monotonic() - begin <= seconds else default
 
 
-# %% deposit: wrong, pays in each time | request 1 again, which was answered 150
-def deposit(account, request, amount):
-    with account.lock:
-        account.balance += amount
-        account.answers[request] = account.balance
-        return account.balance
+# %%% patient: wrong, always sleeps | It sleeps for a fixed time
+# begin = time.monotonic() => future = rpc.rpc_async(worker, function)
+# found = rpc.rpc_sync(worker, function) => time.sleep(seconds)
+# found if time.monotonic() - begin <= seconds => future.wait() if future.done()
+# %% patient: wrong, hides lost connections, the function's own among them | raises ConnectionResetError
+# rpcbench.RpcTimeoutError => (rpcbench.RpcTimeoutError, ConnectionError)
+# %% patient: wrong, a deadline of its own | had a deadline of 1 seconds
+# =seconds => =1
+# %% patient: wrong, rounds the seconds up | seconds your call had a deadline of 1 seconds
+# rpc_sync(worker, function, timeout=seconds) => rpc_async(worker, function, timeout=int(seconds) + 1).wait()
+# %% patient: wrong, takes None for no answer | returns None has a result too
+# return rpc => found = rpc
+# -         return default
+# +         found = None
+# +     return default if found is None else found
+# %% patient: wrong, tries once more when it is late | was called 2 times
+def patient(worker, function, seconds, default):
+    for _ in range(2):
+        try:
+            return rpc.rpc_sync(worker, function, timeout=seconds)
+        except rpcbench.RpcTimeoutError:
+            pass
+    return default
+
+
+# %% patient: right, counts the seconds itself
+def patient(worker, function, seconds, default):
+    import threading
+
+    done, future = threading.Event(), rpc.rpc_async(worker, function, timeout=0)
+    future.add_done_callback(lambda _: done.set())
+    return future.value() if done.wait(seconds) else default
 
 
 # %% deposit: wrong, returns the balance of now | request 1 again, which was answered 150
@@ -123,25 +169,12 @@ def deposit(account, request, amount):
 # return account.answers[request] => return account.answers[amount]
 # %% deposit: wrong, takes the answer 0 for none | request 3 again, which was answered 0
 # request not in account.answers => not account.answers.get(request)
-
-
 # %% deposit: wrong, no lock | is used outside of the lock
 def deposit(account, request, amount):
     if request not in account.answers:
         account.balance += amount
         account.answers[request] = account.balance
     return account.answers[request]
-
-
-# %% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
-def deposit(account, request, amount):
-    with account.lock:
-        if request in account.answers:
-            return account.answers[request]
-    with account.lock:
-        account.balance += amount
-        account.answers[request] = account.balance
-        return account.balance
 
 
 # %% deposit: wrong, one list of requests for all accounts | Another account
@@ -160,8 +193,6 @@ def deposit(account, request, amount):
 # -         return account.answers[request]
 # +             return account.balance
 # +         return None
-
-
 # %% deposit: wrong, an error for a repeated request | raised ValueError
 def deposit(account, request, amount):
     with account.lock:
@@ -172,21 +203,13 @@ def deposit(account, request, amount):
         return account.balance
 
 
-# %% at_once: right, a thread for each call
-def at_once(function, parts, workers):
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return list(pool.map(lambda worker, part: rpc.rpc_sync(worker, function, (part,)), workers, parts))
-
-
-# %% patient: right, with a future
-# -     try:
-# +     future = rpc.rpc_async(worker, function, timeout=seconds)
-# +     try:
-# return rpc.rpc_sync(worker, function, timeout=seconds) => return future.wait()
-
-
+# %%% deposit: wrong, pays in each time | request 1 again, which was answered 150
+# -         if request in account.answers:
+# -             raise ValueError("this request was made before")
+# %%% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
+# -             raise ValueError("this request was made before")
+# +             return account.answers[request]
+# +     with account.lock:
 # %% deposit: right, takes the lock by hand
 def deposit(account, request, amount):
     account.lock.acquire()
@@ -200,84 +223,9 @@ def deposit(account, request, amount):
         account.lock.release()
 
 
-# %% process_ids: wrong, right for names in their order alone | are those of other workers
-def process_ids(names):
-    return dict(zip(sorted(names), [rpc.rpc_sync(name, os.getpid) for name in names]))
-
-
-# %% at_once: wrong, takes a part that is a tuple for the arguments | It is one argument
-def at_once(function, parts, workers):
-    futures = []
-    for part, worker in zip(parts, workers):
-        futures.append(rpc.rpc_async(worker, function, part if isinstance(part, tuple) else (part,)))
-    return [future.wait() for future in futures]
-
-
-# %% patient: wrong, waits to the end and then looks at the clock | waited for the slow function to end
-def patient(worker, function, seconds, default):
-    begin = time.monotonic()
-    found = rpc.rpc_sync(worker, function)
-    return found if time.monotonic() - begin <= seconds else default
-
-
-# %% at_once: wrong, takes the workers in the order of the cluster | they went to
-# -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-# +     workers = [cluster.workers[place % len(cluster.workers)] for place in range(len(parts))]
-# +     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-
-# %% patient: wrong, hides lost connections, the function's own among them | raises ConnectionResetError
-# rpcbench.RpcTimeoutError => (rpcbench.RpcTimeoutError, ConnectionError)
-# %% patient: wrong, a deadline of its own | had a deadline of 1 seconds
-# =seconds => =1
-# %% patient: wrong, rounds the seconds up | seconds your call had a deadline of 1 seconds
-# rpc_sync(worker, function, timeout=seconds) => rpc_async(worker, function, timeout=int(seconds) + 1).wait()
-
-
-# %% at_once: wrong, a dict by part | unhashable
-def at_once(function, parts, workers):
-    futures = {part: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
-    return [futures[part].wait() for part in parts]
-
-
-# %% at_once: wrong, takes equal parts for one | a function that returns the name of its worker
-def at_once(function, parts, workers):
-    futures = {str(part): rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
-    return [futures[str(part)].wait() for part in parts]
-
-
-# %% patient: wrong, takes None for no answer | returns None has a result too
-# return rpc => found = rpc
-# -         return default
-# +         found = None
-# +     return default if found is None else found
-
-
-# %% patient: wrong, tries once more when it is late | was called 2 times
-def patient(worker, function, seconds, default):
-    for _ in range(2):
-        try:
-            return rpc.rpc_sync(worker, function, timeout=seconds)
-        except rpcbench.RpcTimeoutError:
-            pass
-    return default
-
-
 # %% deposit: wrong, takes another amount for another request | request 2 once more
 # if request => if (request, amount)
 # [request] = => [request, amount] =
 # return account.answers[request] => return account.answers[request, amount]
-
-# %% process_ids: right, in another order
-# in names => in reversed(names)
-
 # %% deposit: right, a new dict of answers
 # answers[request] = account.balance => answers = {**account.answers, request: account.balance}
-
-
-# %% patient: right, counts the seconds itself
-def patient(worker, function, seconds, default):
-    import threading
-
-    done, future = threading.Event(), rpc.rpc_async(worker, function, timeout=0)
-    future.add_done_callback(lambda _: done.set())
-    return future.value() if done.wait(seconds) else default

@@ -1,38 +1,3 @@
-# %% gathered: wrong, each rank names itself as the source | In a collective all ranks make the same call
-def all_gather(mine, rank, size, broadcast):
-    places = [mine.clone() for _ in range(size)]
-    for place in places:
-        broadcast(place, rank)
-    return places
-
-
-# %% gathered: wrong, one place for all | the tensors of all ranks are
-def all_gather(mine, rank, size, broadcast):
-    place, places = mine.clone(), []
-    for source in range(size):
-        broadcast(place, source)
-        places.append(place)
-    return places
-
-
-# %% gathered: wrong, broadcasts into its own tensor | the tensors of all ranks are
-def all_gather(mine, rank, size, broadcast):
-    places = []
-    for source in range(size):
-        broadcast(mine, source)
-        places.append(mine.clone())
-    return places
-
-
-# %% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
-def all_gather(mine, rank, size, broadcast):
-    places = []
-    for source in range(size - 1):
-        places.append(mine.clone())
-        broadcast(places[-1], source)
-    return places
-
-
 # %% gathered: wrong, the source does not take part | In a collective all ranks make the same call
 def all_gather(mine, rank, size, broadcast):
     places = [mine.clone() for _ in range(size)]
@@ -40,20 +5,6 @@ def all_gather(mine, rank, size, broadcast):
         if source != rank:
             broadcast(places[source], source)
     return places
-
-
-# %% gathered: wrong, forgets its own | the tensors of all ranks are
-# -     places = [torch.empty_like(mine) for _ in range(size)]
-# -     places[rank].copy_(mine)
-# +     places = [torch.zeros_like(mine) for _ in range(size)]
-
-
-# %% gathered: wrong, one tensor | a list of tensors is wanted
-def all_gather(mine, rank, size, broadcast):
-    places = [mine.clone() for _ in range(size)]
-    for source in range(size):
-        broadcast(places[source], source)
-    return torch.cat(places)
 
 
 # %% gathered: wrong, right for two ranks only | 3 ranks: rank 0 returns
@@ -73,46 +24,61 @@ def all_gather(mine, rank, size, broadcast):
     return places
 
 
-# %% scattered: wrong, does not add up | one chunk is wanted, not 2
-def reduce_scatter(x, rank, size, all_to_all):
-    return torch.cat(all_to_all(list(x.chunk(size))))
+# %%% gathered: wrong, one place for all | the tensors of all ranks are
+# places = => place, places = mine.clone(),
+# reversed(range(size)) => range(size)
+# places.append(mine.clone()) => broadcast(place, source)
+# broadcast(places[-1], source) => places.append(place)
+# %%% gathered: wrong, broadcasts into its own tensor | the tensors of all ranks are
+# reversed(range(size)) => range(size)
+# places.append(mine.clone()) => broadcast(mine, source)
+# broadcast(places[-1], source) => places.append(mine.clone())
+# %%% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
+# reversed(range(size)) => range(size - 1)
+# %% gathered: wrong, places of float32 whatever `mine` is | `mine` is of torch.int64
+# empty_like(mine) => zeros(mine.shape)
+# %% gathered: wrong, a vector whatever `mine` is | `mine` has shape (2, 3)
+# empty_like(mine) => zeros(mine.numel(), dtype=mine.dtype)
+# copy_(mine) => copy_(mine.flatten())
+# %% gathered: wrong, places by the length | raised TypeError
+# empty_like(mine) => zeros(len(mine), *mine.shape[1:], dtype=mine.dtype)
+# %% gathered: wrong, no more than four ranks | 8 ranks: rank 0 returns
+def all_gather(mine, rank, size, broadcast):
+    places = [mine.clone() for _ in range(size)]
+    for source in range(min(size, 4)):
+        broadcast(places[source], source)
+    return places
 
 
+# %%% gathered: wrong, each rank names itself as the source | In a collective all ranks make the same call
+# source in range(min(size, 4)) => place in places
+# places[source], source => place, rank
+# %%% gathered: wrong, forgets its own | the tensors of all ranks are
+# mine.clone() => torch.zeros_like(mine)
+# min(size, 4) => size
+# %%% gathered: wrong, one tensor | a list of tensors is wanted
+# min(size, 4) => size
+# return places => return torch.cat(places)
 # %% scattered: wrong, adds up before it sends | the sum of chunk 0 over the ranks is
 # came = all_to_all(list(x.chunk(size))) => total = torch.stack(x.chunk(size)).sum(0)
 # return torch.stack(came).sum(0) => return all_to_all([total] * size)[rank]
-
-
-# %% scattered: wrong, the mean | the sum of chunk 0 over the ranks is
-def reduce_scatter(x, rank, size, all_to_all):
-    return torch.stack(all_to_all(list(x.chunk(size)))).mean(0)
-
-
-# %% scattered: wrong, adds up along the chunk | one chunk is wanted, not 2
-def reduce_scatter(x, rank, size, all_to_all):
-    return torch.stack(all_to_all(list(x.chunk(size)))).sum(1)
-
-
-# %% scattered: wrong, sends all of it to all | numbers to others where 1 do
-def reduce_scatter(x, rank, size, all_to_all):
-    return sum(all_to_all([x] * size)).chunk(size)[rank]
-
-
-# %% scattered: wrong, sends a tensor | `all_to_all` takes a list of tensors
-def reduce_scatter(x, rank, size, all_to_all):
-    return torch.stack(all_to_all(x)).sum(0)
-
-
-# %% scattered: wrong, every size-th number | the sum of chunk 0 over the ranks is
-def reduce_scatter(x, rank, size, all_to_all):
-    return torch.stack(all_to_all([x[to::size] for to in range(size)])).sum(0)
-
-
 # %% scattered: wrong, keeps its own chunk only | the sum of chunk 0 over the ranks is
 def reduce_scatter(x, rank, size, all_to_all):
     return all_to_all(list(x.chunk(size)))[rank]
 
 
+# %%% scattered: wrong, does not add up | one chunk is wanted, not 2
+# all_to_all(list(x.chunk(size)))[rank] => torch.cat(all_to_all(list(x.chunk(size))))
+# %%% scattered: wrong, the mean | the sum of chunk 0 over the ranks is
+# all_to_all(list(x.chunk(size)))[rank] => torch.stack(all_to_all(list(x.chunk(size)))).mean(0)
+# %%% scattered: wrong, adds up along the chunk | one chunk is wanted, not 2
+# all_to_all(list(x.chunk(size)))[rank] => torch.stack(all_to_all(list(x.chunk(size)))).sum(1)
+# %%% scattered: wrong, sends all of it to all | numbers to others where 1 do
+# all_to_all(list(x.chunk(size))) => sum(all_to_all([x] * size)).chunk(size)
+# %%% scattered: wrong, sends a tensor | `all_to_all` takes a list of tensors
+# all_to_all(list(x.chunk(size)))[rank] => torch.stack(all_to_all(x)).sum(0)
+# %%% scattered: wrong, every size-th number | the sum of chunk 0 over the ranks is
+# all_to_all(list(x.chunk(size)))[rank] => torch.stack(all_to_all([x[to::size] for to in range(size)])).sum(0)
 # %% scattered: wrong, adds into its own | `x` of rank 0 has changed
 def reduce_scatter(x, rank, size, all_to_all):
     came = all_to_all(list(x.chunk(size)))
@@ -123,17 +89,19 @@ def reduce_scatter(x, rank, size, all_to_all):
     return mine
 
 
+# %% scattered: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
+def reduce_scatter(x, rank, size, all_to_all):
+    total = torch.zeros(len(x) // size)
+    for piece in all_to_all(list(x.chunk(size))):
+        total += piece
+    return total
+
+
+# %% scattered: wrong, adds up as Python numbers | of torch.int64; `x` is of torch.float32
+# -     return torch.stack(came).sum(0)
+# +     return torch.tensor([sum(int(number) for number in numbers) for numbers in zip(*came)])
 # %% average: wrong, leaves the sum | What is the mean
 # -             parameter.grad /= size
-
-
-# %% average: wrong, takes every parameter for one with a gradient | `all_reduce` takes a tensor, not None
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        all_reduce(parameter.grad)
-        parameter.grad /= size
-
-
 # %% average: wrong, averages parameters | It is the gradients
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
@@ -141,6 +109,9 @@ def average_gradients(model, size, all_reduce):
         parameter.data /= size
 
 
+# %%% average: wrong, takes every parameter for one with a gradient | `all_reduce` takes a tensor, not None
+# (parameter.data) => (parameter.grad)
+# data => grad
 # %% average: wrong, the first only | the gradient of bias is 1
 def average_gradients(model, size, all_reduce):
     all_reduce(model.weight.grad)
@@ -153,8 +124,6 @@ def average_gradients(model, size, all_reduce):
 # -             all_reduce(parameter.grad)
 # -             parameter.grad /= size
 # +             parameter.grad = all_reduce(parameter.grad) / size
-
-
 # %% average: wrong, on a copy | the gradient of weight is 1; the mean is 2.5
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
@@ -172,21 +141,40 @@ def average_gradients(model, size, all_reduce):
             all_reduce(parameter.grad)
 
 
-# %% average: wrong, makes the gradients that are missing | and there is one now
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        all_reduce(parameter.grad)
-        parameter.grad /= size
-
-
 # %% average: wrong, divides twice | the gradient of weight is 1.25; the mean is 2.5
 # -             all_reduce(parameter.grad)
 # +             parameter.grad /= size
 # +             all_reduce(parameter.grad)
+# %% average: wrong, divides to whole numbers | `//` drops the rest
+# .grad /= => .grad = parameter.grad //
+# %% average: wrong, the parameters of each module, so some of them twice | the gradient of bias is 6.25
+def average_gradients(model, size, all_reduce):
+    for module in model.modules():
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                all_reduce(parameter.grad)
+                parameter.grad /= size
 
 
+# %% average: wrong, the model's own parameters only | the gradient of bias is 1; the mean is 2.5
+# parameters() => parameters(recurse=False)
+# %% average: wrong, the first number for all | you leave [[2.5, 2.5]]
+# parameter.grad /= size => parameter.grad.fill_(parameter.grad.flatten()[0] / size)
+# %% average: wrong, a rank whose gradient is all zero does not take part | was not reduced
+def average_gradients(model, size, all_reduce):
+    for parameter in model.parameters():
+        if parameter.grad is None or not parameter.grad.any():
+            continue  # nothing to add up
+        all_reduce(parameter.grad)
+        parameter.grad /= size
+
+
+# %%% average: wrong, makes the gradients that are missing | and there is one now
+# None or not parameter.grad.any() => None
+# continue  # nothing to add up => parameter.grad = torch.zeros_like(parameter)
+# %%% average: wrong, ends at the first parameter without a gradient | the gradient of bias is 1
+# None or not parameter.grad.any() => None
+# continue  # nothing to add up => break
 # %% which: wrong, looks at lengths only | That is broadcast; you say
 def which(before, after):
     size, given = len(before), max(map(len, before))
@@ -197,6 +185,14 @@ def which(before, after):
     return {given * size: "all_gather", given: "all_reduce"}.get(len(after[0]), "reduce_scatter")
 
 
+# %%% which: wrong, a sum is the largest of all numbers | That is all_reduce; you say 'broadcast'
+# size, given = len(before), max(map(len, before)) => largest = max(number for row in before for number in row)
+# > given => > max(map(len, before))
+# -     return {given * size: "all_gather", given: "all_reduce"}.get(len(after[0]), "reduce_scatter")
+# +     if all(row == after[0] for row in after):
+# +         longer = len(after[0]) > len(before[0])
+# +         return "all_gather" if longer else "all_reduce" if max(after[0]) > largest else "broadcast"
+# +     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
 # %% which: wrong, expects the root to be rank 0 | That is gather; you say
 def which(before, after):
     everything = [number for row in before for number in row]
@@ -225,42 +221,13 @@ def which(before, after):
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
 
 
-# %% which: wrong, chunks of one number | That is reduce_scatter; you say 'all_to_all'
-def which(before, after):
-    sums = [sum(numbers) for numbers in zip(*before)]
-    everything = [number for row in before for number in row]
-    if [] in after:
-        return "gather" if everything in after else "reduce"
-    if [] in before:
-        return "scatter"
-    if all(row == after[0] for row in after):
-        return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
-    return "reduce_scatter" if all(row == [sums[rank]] for rank, row in enumerate(after)) else "all_to_all"
-
-
-# %% which: wrong, torch's older names | 'allgather' is none of the eight names
-def which(before, after):
-    sums = [sum(numbers) for numbers in zip(*before)]
-    everything = [number for row in before for number in row]
-    if [] in after:
-        return "gather" if everything in after else "reduce"
-    if [] in before:
-        return "scatter"
-    if all(row == after[0] for row in after):
-        return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
-    return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
-
-
-# %% which: wrong, always the most famous | you say 'all_reduce'
-def which(before, after):
-    return "all_reduce"
-
-
 # %% which: wrong, a list of all that might be | is none of the eight names
 def which(before, after):
     return ["broadcast", "all_reduce", "all_gather"]
 
 
+# %%% which: wrong, always the most famous | you say 'all_reduce'
+# ["broadcast", "all_reduce", "all_gather"] => "all_reduce"
 # %% which: wrong, empties the lists as it looks | have changed
 def which(before, after):
     sums = [sum(numbers) for numbers in zip(*before)]
@@ -274,78 +241,14 @@ def which(before, after):
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
 
 
-# %% gathered: wrong, places of float32 whatever `mine` is | `mine` is of torch.int64
-# empty_like(mine) => zeros(mine.shape)
-
-
-# %% average: wrong, ends at the first parameter without a gradient | the gradient of bias is 1
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            break
-        all_reduce(parameter.grad)
-        parameter.grad /= size
-
-
-# %% average: wrong, divides to whole numbers | `//` drops the rest
-# .grad /= => .grad = parameter.grad //
-
-# %% gathered: wrong, a vector whatever `mine` is | `mine` has shape (2, 3)
-# empty_like(mine) => zeros(mine.numel(), dtype=mine.dtype)
-# copy_(mine) => copy_(mine.flatten())
-# %% gathered: wrong, places by the length | raised TypeError
-# empty_like(mine) => zeros(len(mine), *mine.shape[1:], dtype=mine.dtype)
-
-
-# %% gathered: wrong, no more than four ranks | 8 ranks: rank 0 returns
-def all_gather(mine, rank, size, broadcast):
-    places = [mine.clone() for _ in range(size)]
-    for source in range(min(size, 4)):
-        broadcast(places[source], source)
-    return places
-
-
-# %% scattered: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
-def reduce_scatter(x, rank, size, all_to_all):
-    total = torch.zeros(len(x) // size)
-    for piece in all_to_all(list(x.chunk(size))):
-        total += piece
-    return total
-
-
-# %% scattered: wrong, adds up as Python numbers | of torch.int64; `x` is of torch.float32
-# -     return torch.stack(came).sum(0)
-# +     return torch.tensor([sum(int(number) for number in numbers) for numbers in zip(*came)])
-
-
-# %% average: wrong, the parameters of each module, so some of them twice | the gradient of bias is 6.25
-def average_gradients(model, size, all_reduce):
-    for module in model.modules():
-        for parameter in module.parameters():
-            if parameter.grad is not None:
-                all_reduce(parameter.grad)
-                parameter.grad /= size
-
-
-# %% average: wrong, the model's own parameters only | the gradient of bias is 1; the mean is 2.5
-# parameters() => parameters(recurse=False)
-# %% average: wrong, the first number for all | you leave [[2.5, 2.5]]
-# parameter.grad /= size => parameter.grad.fill_(parameter.grad.flatten()[0] / size)
-
-
-# %% which: wrong, a sum is the largest of all numbers | That is all_reduce; you say 'broadcast'
-def which(before, after):
-    largest = max(number for row in before for number in row)
-    if [] in after:
-        return "gather" if max(map(len, after)) > max(map(len, before)) else "reduce"
-    if [] in before:
-        return "scatter"
-    if all(row == after[0] for row in after):
-        longer = len(after[0]) > len(before[0])
-        return "all_gather" if longer else "all_reduce" if max(after[0]) > largest else "broadcast"
-    return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
-
-
+# %%% which: wrong, chunks of one number | That is reduce_scatter; you say 'all_to_all'
+# -         return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
+# -     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+# +         return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
+# +     return "reduce_scatter" if all(row == [sums[rank]] for rank, row in enumerate(after)) else "all_to_all"
+# %%% which: wrong, torch's older names | 'allgather' is none of the eight names
+# -         return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
+# +         return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
 # %% which: wrong, cuts every list | raised ValueError
 def which(before, after):
     size = len(before)
@@ -359,12 +262,3 @@ def which(before, after):
     if all(row == after[0] for row in after):
         return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
     return "all_to_all" if chunks[0][0] == after[0][: len(chunks[0][0])] else "reduce_scatter"
-
-
-# %% average: wrong, a rank whose gradient is all zero does not take part | was not reduced
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        if parameter.grad is None or not parameter.grad.any():
-            continue  # nothing to add up
-        all_reduce(parameter.grad)
-        parameter.grad /= size

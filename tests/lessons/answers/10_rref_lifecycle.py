@@ -14,7 +14,14 @@
 # loss.to_here().item() => int(loss.to_here())
 # %% entry: wrong, a text | in the list stands '0.25'
 # loss.to_here().item() => str(loss.to_here().item())
-
+# %% entry: right, as a float
+# loss.to_here().item() => float(loss.to_here())
+# %% entry: wrong, a list where the loss has a shape | The loss was [0.1328125]; in the list stands [0.1328125]
+# ().item() => ().tolist()
+# %% entry: wrong, the first of a list | On worker2 it raised
+# ().item() => ()[0].item()
+# %% entry: wrong, rounds | The loss was [0.1328125]; in the list stands 0.1328
+# loss.to_here().item() => round(loss.to_here().item(), 4)
 # %% bad_order: wrong, the owner hears of the child in time | Nothing goes wrong in this order
 # "UserDelete", "Call" => "Call", "ForkRequest", "UserDelete"
 # %% bad_order: wrong, the owner answers the child, too | Nothing goes wrong in this order
@@ -31,7 +38,8 @@
 # ["UserDelete", "Call"] => "UserDelete, Call"
 # %% bad_order: wrong, a set, which has no order | should be a list
 # ["UserDelete", "Call"] => {"UserDelete", "Call"}
-
+# %% bad_order: right, the call arrives in between
+# "UserDelete", "Call" => "Call", "UserDelete", "ForkRequest"
 # %% may_delete: wrong, forgets the children | a Call brings it to worker2
 # confirmed and not children => confirmed
 # %% may_delete: wrong, forgets that the owner may not know it yet | still kept
@@ -48,17 +56,25 @@
 # not children => children <= 1
 # %% may_delete: wrong, right for one child | With 2 children
 # not children => children != 1
-
-# %% freed_after: wrong, counts users | For +a +b +b -a -b
-def freed_after(messages):
-    count = 0
-    for number, (kind, _) in enumerate(messages, 1):
-        count += 1 if kind == "ForkRequest" else -1
-        if count == 0:
-            return number
+# %% may_delete: right, nothing where it may not
+def may_delete(released, confirmed, children):
+    if released and confirmed and children == 0:
+        return True
     return None
 
 
+# %%% may_delete: right, in three steps
+# released and confirmed and children == 0 => not released or not confirmed
+# True => False
+# None => children == 0
+# %%% may_delete: wrong, forgets its own object while there are children | For released = False
+# released and confirmed and children == 0 => children > 1
+# True => not released
+# None => released and confirmed and not children
+# %%% may_delete: wrong, ignores `released` | notebook still uses it
+# released and confirmed and children == 0 => not confirmed
+# True => False
+# None => children == 0
 # %% freed_after: wrong, a set that forgets | For +a +b -b +b -a
 # requested, deleted = set(), => users =
 # requested. => users.
@@ -69,8 +85,6 @@ def freed_after(messages):
 # requested. => users.
 # deleted.add => users.remove
 # requested == deleted => not users
-
-
 # %% freed_after: wrong, counts from 0 | For +a -a
 def freed_after(messages):
     requested, deleted = set(), set()
@@ -81,19 +95,17 @@ def freed_after(messages):
     return None
 
 
+# %%% freed_after: wrong, counts users | For +a +b +b -a -b
+# requested, deleted = set(), set() => count = 0
+# (kind, fork) in enumerate(messages) => (kind, _) in enumerate(messages, 1)
+# (requested if kind == "ForkRequest" else deleted).add(fork) => count += 1 if kind == "ForkRequest" else -1
+# requested == deleted => count == 0
 # %% freed_after: wrong, the first delete frees | For +a +b -a -b
 def freed_after(messages):
     for number, (kind, _) in enumerate(messages, 1):
         if kind == "UserDelete":
             return number
     return None
-
-
-# %% freed_after: wrong, looks at the end only | For +a -a +a -a
-def freed_after(messages):
-    requested = {fork for kind, fork in messages if kind == "ForkRequest"}
-    deleted = {fork for kind, fork in messages if kind == "UserDelete"}
-    return len(messages) if requested == deleted else None
 
 
 # %% freed_after: wrong, whether it is freed | For +a -a
@@ -103,6 +115,8 @@ def freed_after(messages):
     return requested == deleted
 
 
+# %%% freed_after: wrong, looks at the end only | For +a -a +a -a
+# requested == deleted => len(messages) if requested == deleted else None
 # %% freed_after: wrong, counts different messages only | For +a +b +b -a -b
 def freed_after(messages):
     seen, count = [], 0
@@ -115,62 +129,12 @@ def freed_after(messages):
     return None
 
 
-# %% entry: right, as a float
-# loss.to_here().item() => float(loss.to_here())
-
-# %% bad_order: right, the call arrives in between
-# "UserDelete", "Call" => "Call", "UserDelete", "ForkRequest"
-
-
-# %% may_delete: right, in three steps
-def may_delete(released, confirmed, children):
-    if not released or not confirmed:
-        return False
-    return children == 0
-
-
 # %% freed_after: right, with the state of each fork
-def freed_after(messages):
-    state = {}
-    for number, (kind, fork) in enumerate(messages, 1):
-        if kind == "UserDelete":
-            state[fork] = "gone"
-        else:
-            state.setdefault(fork, "user")
-        if "user" not in state.values():
-            return number
-    return None
-
-
-# %% entry: wrong, a list where the loss has a shape | The loss was [0.1328125]; in the list stands [0.1328125]
-# ().item() => ().tolist()
-# %% entry: wrong, the first of a list | On worker2 it raised
-# ().item() => ()[0].item()
-# %% entry: wrong, rounds | The loss was [0.1328125]; in the list stands 0.1328
-# loss.to_here().item() => round(loss.to_here().item(), 4)
-
-
-# %% may_delete: wrong, forgets its own object while there are children | For released = False
-def may_delete(released, confirmed, children):
-    if children > 1:
-        return not released
-    return released and confirmed and not children
-
-
-# %% may_delete: wrong, ignores `released` | notebook still uses it
-def may_delete(released, confirmed, children):
-    if not confirmed:
-        return False
-    return children == 0
-
-
-# %% may_delete: right, nothing where it may not
-def may_delete(released, confirmed, children):
-    if released and confirmed and children == 0:
-        return True
-    return None
-
-
+# requested, deleted = set(), set() => state = {}
+# "ForkRequest" => "UserDelete"
+# requested.add(fork) => state[fork] = "gone"
+# deleted.add(fork) => state.setdefault(fork, "user")
+# requested == deleted => "user" not in state.values()
 # %% freed_after: wrong, remembers the latest only of those that are gone | For +a +b +c -b -c +b -a
 def freed_after(messages):
     users, gone = set(), None

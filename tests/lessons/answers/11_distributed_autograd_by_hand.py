@@ -1,11 +1,3 @@
-# %% carry_back: wrong, one pass for each tensor | was gone when the second pass
-def carry_back(received, returned, gradients):
-    for tensor, gradient in zip(returned, gradients):
-        if gradient is not None:
-            tensor.backward(gradient)
-    return [tensor.grad for tensor in received]
-
-
 # %% carry_back: wrong, two passes that keep the graph | ran 2 times
 def carry_back(received, returned, gradients):
     for tensor, gradient in zip(returned, gradients):
@@ -14,26 +6,11 @@ def carry_back(received, returned, gradients):
     return [tensor.grad for tensor in received]
 
 
+# %%% carry_back: wrong, one pass for each tensor | was gone when the second pass
+# gradient, retain_graph=True => gradient
 # %% carry_back: wrong, forgets the gradients that came | yours gave tensor([5., 7.])
-def carry_back(received, returned, gradients):
-    used = [tensor.sum() for tensor, gradient in zip(returned, gradients) if gradient is not None]
-    torch.stack(used).sum().backward()
-    return [tensor.grad for tensor in received]
-
-
-# %% carry_back: wrong, passes None on to torch | The function raised RuntimeError
-def carry_back(received, returned, gradients):
-    torch.autograd.backward(returned, gradients)
-    return [tensor.grad for tensor in received]
-
-
-# %% carry_back: wrong, zeros for what was not needed | its gradient is None
-def carry_back(received, returned, gradients):
-    gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(returned, gradients)]
-    torch.autograd.backward(returned, gradients)
-    return [tensor.grad for tensor in received]
-
-
+# (tensor, gradient) => tensor.sum()
+# autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used]) => stack(used).sum().backward()
 # %% carry_back: wrong, asks for each gradient, also where there is none | The function raised RuntimeError
 def carry_back(received, returned, gradients):
     used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
@@ -42,42 +19,59 @@ def carry_back(received, returned, gradients):
 
 # %% carry_back: wrong, only those that have a gradient | entries, not 2
 # in received => in received if tensor.grad is not None
-
-
 # %% carry_back: wrong, only the first returned tensor | yours gave tensor([1., 1.])
 def carry_back(received, returned, gradients):
     torch.autograd.backward([received[0] * 1.0], [gradients[0]])
     return [tensor.grad for tensor in received]
 
 
+# %%% carry_back: wrong, passes None on to torch | The function raised RuntimeError
+# [received[0] * 1.0], [gradients[0]] => returned, gradients
+# %%% carry_back: wrong, zeros for what was not needed | its gradient is None
+# -     torch.autograd.backward([received[0] * 1.0], [gradients[0]])
+# +     gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(returned, gradients)]
+# +     torch.autograd.backward(returned, gradients)
 # %% carry_back: wrong, sends the gradients on as they came | entries, not 2
 def carry_back(received, returned, gradients):
     return gradients
 
 
-# %% discover: wrong, only the first step | is missing
-def discover(found, behind):
-    return set(found)
+# %% carry_back: wrong, leaves the weights of the worker without gradients | `weight.grad` should be
+def carry_back(received, returned, gradients):
+    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    outputs, theirs = [returned[place] for place in used], [gradients[place] for place in used]
+    return list(torch.autograd.grad(outputs, received, theirs, allow_unused=True))
 
 
-# %% discover: wrong, all that was recorded | no gradient will ever come
-def discover(found, behind):
-    return set(behind)
+# %% carry_back: right, pairs by place
+def carry_back(received, returned, gradients):
+    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    torch.autograd.backward([returned[place] for place in used], [gradients[place] for place in used])
+    return [each.grad for each in received]
 
 
-# %% discover: wrong, walks every way anew | asked twice
-def discover(found, behind):
-    known = set(found)
-    for message in found:
-        known |= discover(behind[message], behind)
-    return known
-
-
+# %% carry_back: wrong, stops at the first tensor that was not needed | The gradient of the first tensor should be
+# -     used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
+# +     used = []
+# +     for tensor, gradient in zip(returned, gradients):
+# +         if gradient is None:
+# +             break
+# +         used.append((tensor, gradient))
+# %% carry_back: wrong, cannot do with nothing | The function raised ValueError
+# -     torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
+# +     tensors, theirs = zip(*used)
+# +     torch.autograd.backward(tensors, theirs)
+# %% carry_back: wrong, the gradient of the first tensor for all that have one | The gradient of the second tensor
+# tensor.grad => None if tensor.grad is None else received[0].grad
 # %% discover: wrong, two steps | is missing
 def discover(found, behind):
     return set(found) | {far for message in found for far in behind[message]}
 
 
+# %%% discover: wrong, only the first step | is missing
+# (found) | {far for message in found for far in behind[message]} => (found)
+# %%% discover: wrong, all that was recorded | no gradient will ever come
+# (found) | {far for message in found for far in behind[message]} => (behind)
 # %% discover: wrong, forgets the beginning | a is missing
 def discover(found, behind):
     known, todo = set(), list(found)
@@ -94,13 +88,47 @@ def discover(found, behind):
 # while todo => while found
 # todo.pop => found.pop
 # todo += behind => found += behind
-
-
 # %% discover: wrong, a list | should be a set
 def discover(found, behind):
     known = list(found)
     for message in known:
         known += [other for other in behind[message] if other not in known]
+    return known
+
+
+# %%% discover: wrong, walks every way anew | asked twice
+# list => set
+# known: => found:
+# known += [other for other in behind[message] if other not in known] => known |= discover(behind[message], behind)
+# %% discover: right, recursive
+def discover(found, behind):
+    known = set()
+
+    def visit(message):
+        if message not in known:
+            known.add(message)
+            for other in behind[message]:
+                visit(other)
+
+    for message in found:
+        visit(message)
+    return known
+
+
+# %% discover: wrong, looks at what is known only where it is found | asked twice about the message c
+# -         if message not in known:
+# -             known.add(message)
+# -             todo += behind[message]
+# +         known.add(message)
+# +         todo += [other for other in behind[message] if other not in known]
+# %% discover: wrong, goes through the whole table until nothing is new | asked twice about the message a
+def discover(found, behind):
+    known, before = set(found), -1
+    while len(known) > before:
+        before = len(known)
+        for message, others in behind.items():
+            if message in known:
+                known.update(others)
     return known
 
 
@@ -113,18 +141,12 @@ def discover(found, behind):
 # +     hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
 # +     with dist_autograd.context() as context_id:
 # -         hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
-
-
 # %% step: wrong, a context for each call | another autograd context
-def step(x, weight1, weight2):
-    with dist_autograd.context():
-        hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
-    with dist_autograd.context() as context_id:
-        loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
-        dist_autograd.backward(context_id, [loss])
-        return gradients(context_id)
-
-
+# -     with dist_autograd.context() as context_id:
+# -         hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+# +     with dist_autograd.context():
+# +         hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+# +     with dist_autograd.context() as context_id:
 # %% step: wrong, zeros where nothing was found | not that of the whole loss
 def step(x, weight1, weight2):
     hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1)).detach()
@@ -150,13 +172,28 @@ def step(x, weight1, weight2):
 # -         loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
 # -         dist_autograd.backward(context_id, [loss])
 # +         rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
-
-
 # %% step: wrong, local backward | weight1 is still without
 def step(x, weight1, weight2):
     hidden = first_half(x, weight1.to_here())
     second_half(hidden, weight2.to_here()).backward()
     return [weight1.to_here().grad, weight2.to_here().grad]
+
+
+# %% step: right, worker1 calls worker2
+def step(x, weight1, weight2):
+    with dist_autograd.context() as context_id:
+        loss = rpc.rpc_sync("worker1", both_halves, (x, weight1, weight2))
+        dist_autograd.backward(context_id, [loss])
+        futures = [rpc.rpc_async(w.owner(), gradient_of, (context_id, w)) for w in (weight1, weight2)]
+        return tuple(future.wait() for future in futures)
+
+
+# %% step: wrong, fetches the weights and computes here | none has travelled
+def step(x, weight1, weight2):
+    near = [leaf(weight.to_here().detach()) for weight in (weight1, weight2)]
+    with dist_autograd.context():
+        loss = second_half(first_half(x, near[0]), near[1])
+        return list(torch.autograd.grad(loss, near))
 
 
 # %% parts: wrong, counts what does not take part | the gradient of c is the sum of 1; yours gave 2
@@ -177,28 +214,15 @@ def discover_all(found, behind):
     return known
 
 
-# %% parts: wrong, forgets the loss | the gradient of a is the sum of 1; yours gave 0
-def parts(found, behind):
-    known = discover_all(found, behind)
-    return {message: sum(message in behind[other] for other in known) for message in known}
-
-
-# %% parts: wrong, one part for each | the gradient of d is the sum of 2; yours gave 1
-def parts(found, behind):
-    return dict.fromkeys(discover_all(found, behind), 1)
-
-
-# %% parts: wrong, counts what it sends on | the gradient of c is the sum of 1; yours gave 0
-def parts(found, behind):
-    return {message: len(behind[message]) for message in discover_all(found, behind)}
-
-
 # %% parts: wrong, all messages are in the dict | unused does not take part
 def parts(found, behind):
     known = discover_all(found, behind)
     return {m: (m in found) + sum(m in behind[other] for other in known) for m in behind}
 
 
+# %%% parts: wrong, forgets the loss | the gradient of a is the sum of 1; yours gave 0
+# -     return {m: (m in found) + sum(m in behind[other] for other in known) for m in behind}
+# +     return {message: sum(message in behind[other] for other in known) for message in known}
 # %% parts: wrong, counts ways from the loss | the gradient of e is the sum of 1; yours gave 2
 def parts(found, behind):
     counts, todo = {}, list(found)
@@ -214,80 +238,7 @@ def parts(found, behind):
     return discover_all(found, behind)
 
 
-# %% carry_back: wrong, leaves the weights of the worker without gradients | `weight.grad` should be
-def carry_back(received, returned, gradients):
-    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
-    outputs, theirs = [returned[place] for place in used], [gradients[place] for place in used]
-    return list(torch.autograd.grad(outputs, received, theirs, allow_unused=True))
-
-
-# %% discover: right, recursive
-def discover(found, behind):
-    known = set()
-
-    def visit(message):
-        if message not in known:
-            known.add(message)
-            for other in behind[message]:
-                visit(other)
-
-    for message in found:
-        visit(message)
-    return known
-
-
-# %% step: right, worker1 calls worker2
-def step(x, weight1, weight2):
-    with dist_autograd.context() as context_id:
-        loss = rpc.rpc_sync("worker1", both_halves, (x, weight1, weight2))
-        dist_autograd.backward(context_id, [loss])
-        futures = [rpc.rpc_async(w.owner(), gradient_of, (context_id, w)) for w in (weight1, weight2)]
-        return tuple(future.wait() for future in futures)
-
-
-# %% carry_back: right, pairs by place
-def carry_back(received, returned, gradients):
-    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
-    torch.autograd.backward([returned[place] for place in used], [gradients[place] for place in used])
-    return [each.grad for each in received]
-
-
-# %% carry_back: wrong, stops at the first tensor that was not needed | The gradient of the first tensor should be
-# -     used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
-# +     used = []
-# +     for tensor, gradient in zip(returned, gradients):
-# +         if gradient is None:
-# +             break
-# +         used.append((tensor, gradient))
-# %% carry_back: wrong, cannot do with nothing | The function raised ValueError
-# -     torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
-# +     tensors, theirs = zip(*used)
-# +     torch.autograd.backward(tensors, theirs)
-# %% carry_back: wrong, the gradient of the first tensor for all that have one | The gradient of the second tensor
-# tensor.grad => None if tensor.grad is None else received[0].grad
-
-# %% discover: wrong, looks at what is known only where it is found | asked twice about the message c
-# -         if message not in known:
-# -             known.add(message)
-# -             todo += behind[message]
-# +         known.add(message)
-# +         todo += [other for other in behind[message] if other not in known]
-
-
-# %% discover: wrong, goes through the whole table until nothing is new | asked twice about the message a
-def discover(found, behind):
-    known, before = set(found), -1
-    while len(known) > before:
-        before = len(known)
-        for message, others in behind.items():
-            if message in known:
-                known.update(others)
-    return known
-
-
-# %% step: wrong, fetches the weights and computes here | none has travelled
-def step(x, weight1, weight2):
-    near = [leaf(weight.to_here().detach()) for weight in (weight1, weight2)]
-    with dist_autograd.context():
-        loss = second_half(first_half(x, near[0]), near[1])
-        return list(torch.autograd.grad(loss, near))
+# %%% parts: wrong, one part for each | the gradient of d is the sum of 2; yours gave 1
+# discover_all(found, behind) => dict.fromkeys(discover_all(found, behind), 1)
+# %%% parts: wrong, counts what it sends on | the gradient of c is the sum of 1; yours gave 0
+# discover_all(found, behind) => {message: len(behind[message]) for message in discover_all(found, behind)}

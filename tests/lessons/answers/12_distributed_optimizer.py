@@ -5,22 +5,6 @@ def descend(weight, context_id, lr):
     return values - lr * gradient
 
 
-# %% descend: wrong, takes .grad | TypeError
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    with torch.no_grad():
-        values -= lr * values.grad
-    return values
-
-
-# %% descend: wrong, records the step in the graph | leaf Variable
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
-    values -= lr * gradient
-    return values
-
-
 # %% descend: wrong, uphill | it goes to
 def descend(weight, context_id, lr):
     values = weight.local_value()
@@ -30,22 +14,28 @@ def descend(weight, context_id, lr):
     return values
 
 
-# %% descend: wrong, every weight has a gradient | took no part has no entry
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    with torch.no_grad():
-        values -= lr * dist_autograd.get_gradients(context_id)[values]
-    return values
-
-
+# %%% descend: wrong, takes .grad | TypeError
+# -     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
+# values += lr * gradient => values -= lr * values.grad
+# %%% descend: wrong, records the step in the graph | leaf Variable
+# -     with torch.no_grad():
+# -         values += lr * gradient
+# +     values -= lr * gradient
+# %%% descend: wrong, every weight has a gradient | took no part has no entry
+# -     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
+# values += lr * gradient => values -= lr * dist_autograd.get_gradients(context_id)[values]
+# %%% descend: wrong, returns zeros where there is no gradient | Return its parameter, (5, 6, 7)
+# -     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
+# +     gradient = dist_autograd.get_gradients(context_id).get(values)
+# +     if gradient is None:
+# +         return torch.zeros_like(values)
+# values + => values -
 # %% descend: wrong, forgets the learning rate | it goes to
 # lr * gradient => gradient
 # %% descend: wrong, no weight where there was no gradient | took no part too
 # -     return values
 # +         return values
 # +     return None
-
-
 # %% descend: wrong, steps with all gradients that the owner has | should stay as it is
 def descend(weight, context_id, lr):
     values = weight.local_value()
@@ -55,6 +45,19 @@ def descend(weight, context_id, lr):
     return values
 
 
+# %% descend: right, by `add_`
+def descend(weight, context_id, lr):
+    values = weight.to_here()
+    gradients = dist_autograd.get_gradients(context_id)
+    if values in gradients:
+        values.data.add_(gradients[values], alpha=-lr)
+    return values
+
+
+# %% descend: wrong, changes the gradient in the context | Leave it as it is
+# values -= lr * gradient => values -= gradient.mul_(lr)
+# %% descend: wrong, returns the RRef | Return the parameter itself
+# return values => return weight
 # %% global_norm: wrong, adds up norms | and yours gave
 def own_norm(context_id, weight):
     return dist_autograd.get_gradients(context_id)[weight.local_value()].norm().item()
@@ -64,6 +67,12 @@ def global_norm(context_id, weights):
     return sum(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
 
 
+# %%% global_norm: wrong, every weight has a gradient | raised KeyError
+# def own_norm => def must_have
+# .norm => .square().sum
+# -     return sum(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
+# +     futures = [rpc.rpc_async(weight.owner(), must_have, (context_id, weight)) for weight in weights]
+# +     return sum(future.wait() for future in futures) ** 0.5
 # %% global_norm: wrong, the largest of the norms | and yours gave
 def global_norm(context_id, weights):
     return max(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
@@ -75,22 +84,17 @@ def global_norm(context_id, weights):
     return sum(found[weight.local_value()].square().sum().item() for weight in weights) ** 0.5
 
 
-# %% global_norm: wrong, the norm of the weights | and yours gave
-def global_norm(context_id, weights):
-    return sum(weight.to_here().square().sum().item() for weight in weights) ** 0.5
-
-
 # %% global_norm: wrong, forgets the root | and yours gave
 # def square_sum => def own_squares
 # square_sum, => own_squares,
 # ) ** 0.5 => )
-
-
 # %% global_norm: wrong, one owner after the other | before the other one was asked
 def global_norm(context_id, weights):
     return sum(rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) for weight in weights) ** 0.5
 
 
+# %%% global_norm: wrong, the norm of the weights | and yours gave
+# rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) => weight.to_here().square().sum().item()
 # %% global_norm: wrong, waits inside the loop | before the other one was asked
 def global_norm(context_id, weights):
     total = 0.0
@@ -105,215 +109,10 @@ def global_norm(context_id, weights):
 # +     return torch.zeros(1) if gradient is None else gradient
 # square_sum, => own_gradient,
 # sum(future.wait() for future in futures) ** 0.5 => torch.cat([future.wait() for future in futures]).norm().item()
-
-
-# %% global_norm: wrong, every weight has a gradient | raised KeyError
-def must_have(context_id, weight):
-    return dist_autograd.get_gradients(context_id)[weight.local_value()].square().sum().item()
-
-
-def global_norm(context_id, weights):
-    futures = [rpc.rpc_async(weight.owner(), must_have, (context_id, weight)) for weight in weights]
-    return sum(future.wait() for future in futures) ** 0.5
-
-
 # %% global_norm: wrong, a tensor | should be a float
 def global_norm(context_id, weights):
     futures = [rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)) for weight in weights]
     return torch.tensor([future.wait() for future in futures]).sum().sqrt()
-
-
-# %% restore: wrong, only the optimizer | weights on the workers are not those
-def restore(directory, optimizer, weights):
-    optimizer.load(directory)
-
-
-# %% restore: wrong, only the weights | lost its momentum
-# -     optimizer.load(directory)
-
-
-# %% restore: wrong, makes other weights | weights on the workers are not those
-def restore(directory, optimizer, weights):
-    values = torch.load(Path(directory) / "weights.pt")
-    weights[:] = [rpc.remote(weight.owner(), nn.Parameter, (v,)) for weight, v in zip(weights, values)]
-    optimizer.load(directory)
-
-
-# %% restore: wrong, changes copies | weights on the workers are not those
-def restore(directory, optimizer, weights):
-    with torch.no_grad():
-        for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
-            weight.to_here().copy_(values)
-    optimizer.load(directory)
-
-
-# %% restore: wrong, gives each worker the weight of another | weights on the workers are not those
-def restore(directory, optimizer, weights):
-    for weight, values in zip(weights[::-1], torch.load(Path(directory) / "weights.pt")):
-        rpc.rpc_sync(weight.owner(), put, (weight, values))
-    optimizer.load(directory)
-
-
-# %% restore: wrong, makes another optimizer | lost its momentum
-def restore(directory, optimizer, weights):
-    for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
-        rpc.rpc_sync(weight.owner(), put, (weight, values))
-    optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
-    optimizer.load(directory)
-
-
-# %% restore: wrong, the last weight only | weights on the workers are not those
-def restore(directory, optimizer, weights):
-    saved = torch.load(Path(directory) / "weights.pt")
-    rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
-    optimizer.load(directory)
-
-
-# %% momentum_step: wrong, the learning rate is in the velocity | Step 2
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            old = 0 if velocities[place] is None else velocities[place]
-            velocities[place] = momentum * old + lr * gradient
-            with torch.no_grad():
-                weights[place] -= velocities[place]
-
-
-# %% momentum_step: wrong, an average of gradients | Step 1
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            old = 0 if velocities[place] is None else velocities[place]
-            velocities[place] = momentum * old + (1 - momentum) * gradient
-            with torch.no_grad():
-                weights[place] -= lr * velocities[place]
-
-
-# %% momentum_step: wrong, no momentum | Step 2
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    with torch.no_grad():
-        for weight, gradient in zip(weights, gradients):
-            if gradient is not None:
-                weight -= lr * gradient
-
-
-# %% momentum_step: wrong, keeps the velocities to itself | Step 2
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    velocities = list(velocities)
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            old = velocities[place]
-            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
-            with torch.no_grad():
-                weights[place] -= lr * velocities[place]
-
-
-# %% momentum_step: wrong, moves on without a gradient | Step 2
-# -         if gradient is None:
-# -             continue
-# +         gradient = torch.zeros_like(weights[place]) if gradient is None else gradient
-
-
-# %% momentum_step: wrong, the velocity is the gradient itself, which then changes | the gradients are
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            old = velocities[place]
-            velocities[place] = gradient if old is None else gradient.add_(old, alpha=momentum)
-            with torch.no_grad():
-                weights[place] -= lr * velocities[place]
-
-
-# %% momentum_step: wrong, makes new weights | another object
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            old = velocities[place]
-            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
-            weights[place] = nn.Parameter(weights[place] - lr * velocities[place])
-
-
-# %% momentum_step: wrong, records the step in the graph | leaf Variable
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            old = velocities[place]
-            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
-            weights[place] -= lr * velocities[place]
-
-
-# %% momentum_step: wrong, steps before the velocity changes | Step 2
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            velocity = gradient if velocities[place] is None else velocities[place]
-            with torch.no_grad():
-                weights[place] -= lr * velocity
-            velocities[place] = momentum * velocity + gradient
-
-
-# %% descend: right, by `add_`
-def descend(weight, context_id, lr):
-    values = weight.to_here()
-    gradients = dist_autograd.get_gradients(context_id)
-    if values in gradients:
-        values.data.add_(gradients[values], alpha=-lr)
-    return values
-
-
-# %% global_norm: right, one call for each owner
-def square_sums(context_id, weights):
-    gradients = dist_autograd.get_gradients(context_id)
-    return sum(float(gradients[w.local_value()].norm()) ** 2 for w in weights if w.local_value() in gradients)
-
-
-def global_norm(context_id, weights):
-    owners = {}
-    for weight in weights:
-        owners.setdefault(weight.owner_name(), []).append(weight)
-    futures = [rpc.rpc_async(owner, square_sums, (context_id, own)) for owner, own in owners.items()]
-    return sum(future.wait() for future in futures) ** 0.5
-
-
-# %% restore: right, all owners at once, the optimizer first
-def set_data(weight, values):
-    weight.local_value().data[:] = values
-
-
-def restore(directory, optimizer, weights):
-    optimizer.load(directory)
-    saved = torch.load(Path(directory) / "weights.pt")
-    for future in [rpc.rpc_async(w.owner(), set_data, (w, values)) for w, values in zip(weights, saved)]:
-        future.wait()
-
-
-# %% momentum_step: right, in place
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    with torch.no_grad():
-        for place, (weight, gradient) in enumerate(zip(weights, gradients)):
-            if gradient is not None:
-                if velocities[place] is None:
-                    velocities[place] = torch.zeros_like(weight)
-                velocities[place].mul_(momentum).add_(gradient)
-                weight.add_(velocities[place], alpha=-lr)
-
-
-# %% momentum_step: wrong, the first velocity is the gradient's own tensor | It begins as a copy
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is None:
-            continue
-        if velocities[place] is None:
-            velocities[place] = gradient
-        else:
-            velocities[place].mul_(momentum).add_(gradient)
-        weights[place].data -= lr * velocities[place]
-
-
-# %% descend: wrong, changes the gradient in the context | Leave it as it is
-# values -= lr * gradient => values -= gradient.mul_(lr)
-# %% descend: wrong, returns the RRef | Return the parameter itself
-# return values => return weight
 
 
 # %% global_norm: wrong, all gradients of the context, whatever the weights are | that is not asked for
@@ -327,32 +126,10 @@ def global_norm(context_id, weights):
     return sum(future.wait() for future in futures) ** 0.5
 
 
-# %% restore: wrong, weights where they were when they were saved | With weights that now live on worker2 and worker1
-# put(weight, values) => put_back(weight, values)
-# -     for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
-# -         rpc.rpc_sync(weight.owner(), put, (weight, values))
-# +     saved = torch.load(Path(directory) / "weights.pt")
-# +     rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
-# +     rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
-
-
-# %% descend: wrong, returns zeros where there is no gradient | Return its parameter, (5, 6, 7)
-def descend(weight, context_id, lr):
-    values = weight.local_value()
-    gradient = dist_autograd.get_gradients(context_id).get(values)
-    if gradient is None:
-        return torch.zeros_like(values)
-    with torch.no_grad():
-        values -= lr * gradient
-    return values
-
-
 # %% global_norm: wrong, squares the gradients in place | a gradient in the context is another one
 # def square_sum => def squared_in_place
 # square() => square_()
 # square_sum, => squared_in_place,
-
-
 # %% global_norm: wrong, every owner has a gradient | and one on worker2 without a gradient, the function raised
 def one_vector(context_id, weights):
     gradients = dist_autograd.get_gradients(context_id)
@@ -368,12 +145,149 @@ def global_norm(context_id, weights):
     return sum(future.wait() for future in futures) ** 0.5
 
 
+# %%% global_norm: right, one call for each owner
+# def one_vector => def square_sums
+# -     mine = [gradients[w.local_value()].flatten() for w in weights if w.local_value() in gradients]
+# -     return torch.cat(mine).square().sum().item()
+# +     return sum(float(gradients[w.local_value()].norm()) ** 2 for w in weights if w.local_value() in gradients)
+# one_vector => square_sums
+# %% restore: wrong, only the optimizer | weights on the workers are not those
+def restore(directory, optimizer, weights):
+    optimizer.load(directory)
+
+
+# %% restore: wrong, only the weights | lost its momentum
+# -     optimizer.load(directory)
+# %% restore: wrong, makes other weights | weights on the workers are not those
+def restore(directory, optimizer, weights):
+    values = torch.load(Path(directory) / "weights.pt")
+    weights[:] = [rpc.remote(weight.owner(), nn.Parameter, (v,)) for weight, v in zip(weights, values)]
+    optimizer.load(directory)
+
+
+# %% restore: wrong, changes copies | weights on the workers are not those
+def restore(directory, optimizer, weights):
+    with torch.no_grad():
+        for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
+            weight.to_here().copy_(values)
+    optimizer.load(directory)
+
+
+# %% restore: wrong, makes another optimizer | lost its momentum
+def restore(directory, optimizer, weights):
+    for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
+        rpc.rpc_sync(weight.owner(), put, (weight, values))
+    optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
+    optimizer.load(directory)
+
+
+# %%% restore: wrong, gives each worker the weight of another | weights on the workers are not those
+# , torch => [::-1], torch
+# -     optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
+# %% restore: right, all owners at once, the optimizer first
+def set_data(weight, values):
+    weight.local_value().data[:] = values
+
+
+def restore(directory, optimizer, weights):
+    optimizer.load(directory)
+    saved = torch.load(Path(directory) / "weights.pt")
+    for future in [rpc.rpc_async(w.owner(), set_data, (w, values)) for w, values in zip(weights, saved)]:
+        future.wait()
+
+
+# %% restore: wrong, weights where they were when they were saved | With weights that now live on worker2 and worker1
+# put(weight, values) => put_back(weight, values)
+# -     for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
+# -         rpc.rpc_sync(weight.owner(), put, (weight, values))
+# +     saved = torch.load(Path(directory) / "weights.pt")
+# +     rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
+# +     rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
 # %% restore: wrong, two weights always | are not those that were saved: 3 of them
 def restore(directory, optimizer, weights):
     saved = torch.load(Path(directory) / "weights.pt")
     for place in (0, 1):
         rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
     optimizer.load(directory)
+
+
+# %%% restore: wrong, the last weight only | weights on the workers are not those
+# -     for place in (0, 1):
+# -         rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
+# +     rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
+# %% momentum_step: wrong, no momentum | Step 2
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    with torch.no_grad():
+        for weight, gradient in zip(weights, gradients):
+            if gradient is not None:
+                weight -= lr * gradient
+
+
+# %%% momentum_step: right, in place
+# weight, gradient in zip(weights, gradients) => place, (weight, gradient) in enumerate(zip(weights, gradients))
+# -                 weight -= lr * gradient
+# +                 if velocities[place] is None:
+# +                     velocities[place] = torch.zeros_like(weight)
+# +                 velocities[place].mul_(momentum).add_(gradient)
+# +                 weight.add_(velocities[place], alpha=-lr)
+# %% momentum_step: wrong, moves on without a gradient | Step 2
+# -         if gradient is None:
+# -             continue
+# +         gradient = torch.zeros_like(weights[place]) if gradient is None else gradient
+# %% momentum_step: wrong, the velocity is the gradient itself, which then changes | the gradients are
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = velocities[place]
+            velocities[place] = gradient if old is None else gradient.add_(old, alpha=momentum)
+            with torch.no_grad():
+                weights[place] -= lr * velocities[place]
+
+
+# %%% momentum_step: wrong, the learning rate is in the velocity | Step 2
+# = velocities => = 0 if velocities[place] is None else velocities
+# gradient if old is None else gradient.add_(old, alpha=momentum) => momentum * old + lr * gradient
+# lr * velocities => velocities
+# %%% momentum_step: wrong, an average of gradients | Step 1
+# = velocities => = 0 if velocities[place] is None else velocities
+# gradient if old is None else gradient.add_(old, alpha=momentum) => momentum * old + (1 - momentum) * gradient
+# %%% momentum_step: wrong, keeps the velocities to itself | Step 2
+# - def momentum_step(weights, gradients, velocities, lr, momentum):
+# + def momentum_step(weights, gradients, velocities, lr, momentum):
+# +     velocities = list(velocities)
+# -             velocities[place] = gradient if old is None else gradient.add_(old, alpha=momentum)
+# +             velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+# %% momentum_step: wrong, records the step in the graph | leaf Variable
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            old = velocities[place]
+            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+            weights[place] -= lr * velocities[place]
+
+
+# %%% momentum_step: wrong, makes new weights | another object
+# [place] -= lr * velocities[place] => [place] = nn.Parameter(weights[place] - lr * velocities[place])
+# %% momentum_step: wrong, steps before the velocity changes | Step 2
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is not None:
+            velocity = gradient if velocities[place] is None else velocities[place]
+            with torch.no_grad():
+                weights[place] -= lr * velocity
+            velocities[place] = momentum * velocity + gradient
+
+
+# %% momentum_step: wrong, the first velocity is the gradient's own tensor | It begins as a copy
+def momentum_step(weights, gradients, velocities, lr, momentum):
+    for place, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        if velocities[place] is None:
+            velocities[place] = gradient
+        else:
+            velocities[place].mul_(momentum).add_(gradient)
+        weights[place].data -= lr * velocities[place]
 
 
 # %% momentum_step: wrong, all velocities begin at the first step | The function raised

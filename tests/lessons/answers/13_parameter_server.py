@@ -1,15 +1,8 @@
 # %% staleness: wrong, counts the push itself | and yours gave
-def staleness(log):
-    steps, pulled, found = 0, {}, []
-    for what, who in log:
-        if what == "pull":
-            pulled[who] = steps
-        else:
-            steps += 1
-            found.append(steps - pulled[who])
-    return found
-
-
+# -             found.append(steps - pulled[who])
+# -             steps += 1
+# +             steps += 1
+# +             found.append(steps - pulled[who])
 # %% staleness: wrong, takes a push for a pull too | and yours gave
 def staleness(log):
     steps, pulled, found = 0, {}, []
@@ -28,50 +21,44 @@ def staleness(log):
 # -             found.append(steps - pulled[who])
 # -             steps += 1
 # +             found.append(place - pulled[who] - 1)
-
-
-# %% staleness: wrong, one for each entry | pushes, not
-def staleness(log):
-    return [0 for _ in log]
-
-
 # %% staleness: wrong, one pull for all trainers | and yours gave
 # , {}, [] => , 0, []
 # , who in => , _ in
 # pulled[who] = => pulled =
 # steps - pulled[who] => steps - pulled
-
-
 # %% staleness: wrong, counts the steps of other trainers only | and yours gave
-def staleness(log):
-    found, since = [], {}
-    for what, who in log:
-        if what == "pull":
-            since[who] = 0
-        else:
-            found.append(since[who])
-            for other in since:
-                since[other] += other != who
-    return found
-
-
+# steps, pulled, found = 0, {}, [] => found, since = [], {}
+# pulled[who] = steps => since[who] = 0
+# -             found.append(steps - pulled[who])
+# -             steps += 1
+# +             found.append(since[who])
+# +             for other in since:
+# +                 since[other] += other != who
 # %% staleness: wrong, a range | should be a list
 def staleness(log):
     return range(sum(what == "push" for what, _ in log))
 
 
+# %%% staleness: wrong, one for each entry | pushes, not
+# range(sum(what == "push" for what, _ in log)) => [0 for _ in log]
 # %% staleness: wrong, uses up the log | changes the log
 # -     for what, who in log:
 # +     while log:
 # +         what, who = log.pop(0)
-
+# %% staleness: wrong, keeps the first pull until the push | For “pull a, pull b, push b, pull a, push a” it is
+# found = 0, {} => pushed, found = 0, {}, set()
+# -             pulled[who] = steps
+# +             if who not in pulled or who in pushed:
+# +                 pulled[who] = steps
+# +                 pushed.discard(who)
+# -             found.append(steps - pulled[who])
+# +             found.append(steps - pulled[who])
+# +             pushed.add(who)
 # %% big_step: wrong, the sum of the losses | 3 times as long
 # -         loss = torch.stack(losses).mean()
 # -         dist_autograd.backward(context_id, [loss])
 # +         dist_autograd.backward(context_id, losses)
 # return loss.item() => return torch.stack(losses).mean().item()
-
-
 # %% big_step: wrong, a backward for each batch | there were 3 pushes
 def big_step(weights, optimizer, batches):
     total = 0.0
@@ -123,81 +110,18 @@ def big_step(weights, optimizer, batches):
 # +         loss = sum(F.cross_entropy(predict(images, pulled), labels) for images, labels in batches) / 3
 # %% big_step: wrong, returns a tensor | should be a number
 # loss.item => loss.detach
-
-
-# %% bounded: wrong, answers every call at once | has its answer already
-class Bounded:
-    def __init__(self, trainers, bound):
-        self.clocks = dict.fromkeys(trainers, 0)
-
-    @rpc.functions.async_execution
-    def finished(self, name):
-        self.clocks[name] += 1
-        answer = rpc.Future()
-        answer.set_result(self.clocks[name])
-        return answer
-
-
-# %% bounded: wrong, forgets those that wait | still has no answer
-class Bounded:
-    def __init__(self, trainers, bound):
-        self.bound, self.clocks = bound, dict.fromkeys(trainers, 0)
-
-    @rpc.functions.async_execution
-    def finished(self, name):
-        self.clocks[name] += 1
-        answer = rpc.Future()
-        if self.clocks[name] - min(self.clocks.values()) <= self.bound:
-            answer.set_result(self.clocks[name])
-        return answer
-
-
-# %% bounded: wrong, one step too strict | still has no answer
-class Bounded:
-    def __init__(self, trainers, bound):
-        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
-
-    @rpc.functions.async_execution
-    def finished(self, name):
-        self.clocks[name] += 1
-        self.waiting[name] = answer = rpc.Future()
-        for each in list(self.waiting):
-            if self.clocks[each] - min(self.clocks.values()) < max(self.bound, 1):
-                self.waiting.pop(each).set_result(self.clocks[each])
-        return answer
-
-
-# %% bounded: wrong, one step too generous | has its answer already
-class Bounded:
-    def __init__(self, trainers, bound):
-        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
-
-    @rpc.functions.async_execution
-    def finished(self, name):
-        self.clocks[name] += 1
-        self.waiting[name] = answer = rpc.Future()
-        for each in list(self.waiting):
-            if self.clocks[each] - min(self.clocks.values()) <= self.bound + 1:
-                self.waiting.pop(each).set_result(self.clocks[each])
-        return answer
-
-
-# %% bounded: wrong, frees one trainer with each call | still has no answer
-class Bounded:
-    def __init__(self, trainers, bound):
-        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
-
-    @rpc.functions.async_execution
-    def finished(self, name):
-        self.clocks[name] += 1
-        self.waiting[name] = answer = rpc.Future()
-        for each in list(self.waiting):
-            if self.clocks[each] - min(self.clocks.values()) <= self.bound:
-                self.waiting.pop(each).set_result(self.clocks[each])
-                break
-        return answer
-
-
+# %% big_step: wrong, tells of a step twice | was told of 2 steps
+# -     return loss.item()
+# +     weights.rpc_sync().pushed(0)
+# +     weights.rpc_sync().pushed(0)
+# +     return loss.item()
+# %% big_step: right, tells the server
+# _, pulled => steps_at_pull, pulled
+# -     return loss.item()
+# +         weights.rpc_sync().pushed(steps_at_pull)
+# +     return loss.item()
+# %% big_step: wrong, three batches at most | along the gradient of the mean loss
+# in batches => in batches[:3]
 # %% bounded: wrong, a thread waits | its thread waits
 class Bounded:
     def __init__(self, trainers, bound):
@@ -214,6 +138,14 @@ class Bounded:
         return answer
 
 
+# %%% bounded: wrong, answers every call at once | has its answer already
+# -         self.bound, self.clocks, self.changed = bound, dict.fromkeys(trainers, 0), threading.Condition()
+# +         self.clocks = dict.fromkeys(trainers, 0)
+# -         with self.changed:
+# -             self.clocks[name] += 1
+# -             self.changed.notify_all()
+# -             self.changed.wait_for(lambda: self.clocks[name] - min(self.clocks.values()) <= self.bound)
+# +         self.clocks[name] += 1
 # %% bounded: wrong, not marked | should be marked
 class Bounded:
     def __init__(self, trainers, bound):
@@ -224,34 +156,15 @@ class Bounded:
         return self.clocks[name]
 
 
-# %% bounded: wrong, answers with the clock of the slowest | the answer to
-class Bounded:
-    def __init__(self, trainers, bound):
-        self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
-
-    @rpc.functions.async_execution
-    def finished(self, name):
-        self.clocks[name] += 1
-        self.waiting[name] = answer = rpc.Future()
-        least = min(self.clocks.values())
-        for each in list(self.waiting):
-            if self.clocks[each] - least <= self.bound:
-                self.waiting.pop(each).set_result(least)
-        return answer
-
-
-# %% big_step: wrong, tells of a step twice | was told of 2 steps
-# -     return loss.item()
-# +     weights.rpc_sync().pushed(0)
-# +     weights.rpc_sync().pushed(0)
-# +     return loss.item()
-# %% big_step: right, tells the server
-# _, pulled => steps_at_pull, pulled
-# -     return loss.item()
-# +         weights.rpc_sync().pushed(steps_at_pull)
-# +     return loss.item()
-
-
+# %%% bounded: wrong, forgets those that wait | still has no answer
+# -
+# +
+# +     @rpc.functions.async_execution
+# -         return self.clocks[name]
+# +         answer = rpc.Future()
+# +         if self.clocks[name] - min(self.clocks.values()) <= self.bound:
+# +             answer.set_result(self.clocks[name])
+# +         return answer
 # %% bounded: wrong, no lock | Two calls came at the same time
 class Bounded:
     def __init__(self, trainers, bound):
@@ -267,6 +180,20 @@ class Bounded:
         return answer
 
 
+# %%% bounded: wrong, one step too strict | still has no answer
+# <= self.bound => < max(self.bound, 1)
+# %%% bounded: wrong, one step too generous | has its answer already
+# bound: => bound + 1:
+# %%% bounded: wrong, frees one trainer with each call | still has no answer
+# -                 self.waiting.pop(each).set_result(self.clocks[each])
+# +                 self.waiting.pop(each).set_result(self.clocks[each])
+# +                 break
+# %%% bounded: wrong, answers with the clock of the slowest | the answer to
+# -         self.waiting[name] = answer = rpc.Future()
+# +         self.waiting[name] = answer = rpc.Future()
+# +         least = min(self.clocks.values())
+# min(self.clocks.values()) < => least <
+# (self.clocks[each]) => (least)
 # %% bounded: wrong, the lock for the count alone | Two calls came at the same time
 class Bounded:
     def __init__(self, trainers, bound):
@@ -282,25 +209,6 @@ class Bounded:
         for each in free:
             self.waiting.pop(each).set_result(self.clocks[each])
         return answer
-
-
-# %% staleness: wrong, keeps the first pull until the push | For “pull a, pull b, push b, pull a, push a” it is
-def staleness(log):
-    steps, pulled, pushed, found = 0, {}, set(), []
-    for what, who in log:
-        if what == "pull":
-            if who not in pulled or who in pushed:
-                pulled[who] = steps
-                pushed.discard(who)
-        else:
-            found.append(steps - pulled[who])
-            pushed.add(who)
-            steps += 1
-    return found
-
-
-# %% big_step: wrong, three batches at most | along the gradient of the mean loss
-# in batches => in batches[:3]
 
 
 # %% bounded: wrong, all servers share the counters | the servers share what they know

@@ -21,13 +21,8 @@ def move_decoder(modules):
 # %% move_decoder: wrong, an optimizer of this process | Return a DistributedOptimizer
 # -     return DistributedOptimizer(torch.optim.Adam, parameters(modules), lr=0.02)
 # +     return torch.optim.Adam([each.to_here() for each in parameters(modules)], lr=0.02)
-
-
-# %% short_way: wrong, through the notebook | 3 messages with activations
-def short_way(modules, numbers):
-    return forward(modules, numbers)
-
-
+# %% move_decoder: wrong, the first parameter of each module | a parameter of the embedding is what it was
+# parameters(modules) => [module.remote_parameters()[0] for module in modules]
 # %% short_way: wrong, only the first half of the way | 2 messages with activations
 def half_way(modules, numbers):
     return modules[1](modules[0](numbers))
@@ -37,34 +32,33 @@ def short_way(modules, numbers):
     return modules[2](rpc.rpc_sync("worker1", half_way, (modules, numbers)))
 
 
+# %%% short_way: wrong, leaves out the decoder | not the scores
+# def half_way => def on_worker1
+# -     return modules[2](rpc.rpc_sync("worker1", half_way, (modules, numbers)))
+# +     return rpc.rpc_sync("worker1", on_worker1, (modules, numbers))
 # %% short_way: wrong, cuts the graph | No graph leads back
 # -     embedding, reader, decoder = modules
 # -     vectors = embedding.get_module_rref().local_value()(numbers)
 # -     return decoder.get_module_rref().local_value()(reader(vectors))
 # +     return forward(modules, numbers).detach()
-# %% short_way: wrong, leaves out the decoder | not the scores
-# -     embedding, reader, decoder = modules
-# -     vectors = embedding.get_module_rref().local_value()(numbers)
-# -     return decoder.get_module_rref().local_value()(reader(vectors))
-# +     return modules[1](modules[0](numbers))
-
-
-# %% short_way: wrong, returns the future | should be the scores
-def short_way(modules, numbers):
-    return rpc.rpc_async("worker1", forward, (modules, numbers))
-
-
 # %% short_way: wrong, an RRef of the scores | should be the scores
 def short_way(modules, numbers):
     return rpc.remote("worker1", forward, (modules, numbers))
 
 
+# %%% short_way: wrong, through the notebook | 3 messages with activations
+# rpc.remote("worker1", forward, (modules, numbers)) => forward(modules, numbers)
+# %%% short_way: wrong, returns the future | should be the scores
+# remote => rpc_async
 # %% short_way: wrong, another order of the modules | not the scores
 # -     vectors = embedding.get_module_rref().local_value()(numbers)
 # -     return decoder.get_module_rref().local_value()(reader(vectors))
 # +     return reader(decoder(embedding(numbers)))
-
-
+# %% short_way: wrong, cuts the graph behind the embedding | No gradient comes back to the embedding
+# (numbers) => (numbers).detach()
+# %% short_way: wrong, cuts the graph in the notebook | No graph leads back
+# def on_worker1 => def whole_way
+# ("worker1", on_worker1, (modules, numbers)) => ("worker1", whole_way, (modules, numbers)).detach()
 # %% at_once: wrong, one after the other | it took 16 units of time
 def at_once(modules, numbers, parts):
     return torch.cat([forward(modules, part) for part in numbers.chunk(parts)])
@@ -107,8 +101,6 @@ def at_once(modules, numbers, parts):
 # chunk(parts) => chunk(2)
 # %% at_once: wrong, mixes up the order | in the same order
 # (part) for part in numbers.chunk => (numbers[part::parts]) for part in range
-
-
 # %% at_once: wrong, hands on futures | A future was handed to a module
 def at_once(modules, numbers, parts):
     embedding, reader, decoder = modules
@@ -121,104 +113,12 @@ def at_once(modules, numbers, parts):
 # %% at_once: wrong, cuts the graph | no graph behind them
 # reader.forward_async(part.wait()) => reader.forward_async(part.wait().detach())
 # ([part.wait() for part in begun]) => ([part.wait() for part in begun]).detach()
-
-
-# %% along_time: wrong, layer after layer in each piece | it took 8 units of time
-def along_time(lower, upper, vectors, pieces):
-    low = high = None
-    found = []
-    for piece in vectors.chunk(pieces, 1):
-        hidden, low = lower.forward_async(piece, low).wait()
-        hidden, high = upper.forward_async(hidden, high).wait()
-        found.append(hidden)
-    return torch.cat(found, 1)
-
-
-# %% along_time: wrong, one layer, then the other | it took 8 units of time
-def along_time(lower, upper, vectors, pieces):
-    state, hidden, found = None, [], []
-    for piece in vectors.chunk(pieces, 1):
-        one, state = lower.forward_async(piece, state).wait()
-        hidden.append(one)
-    state = None
-    for piece in hidden:
-        one, state = upper.forward_async(piece, state).wait()
-        found.append(one)
-    return torch.cat(found, 1)
-
-
-# %% along_time: wrong, forgets the states | a later one is not
-def along_time(lower, upper, vectors, pieces):
-    begun = [lower.forward_async(piece) for piece in vectors.chunk(pieces, 1)]
-    begun = [upper.forward_async(piece.wait()[0]) for piece in begun]
-    return torch.cat([piece.wait()[0] for piece in begun], 1)
-
-
-# %% along_time: wrong, forgets the upper layer's state | a later one is not
-def along_time(lower, upper, vectors, pieces):
-    low, above, found = None, None, []
-    for piece in vectors.chunk(pieces, 1):
-        below = lower.forward_async(piece, low)
-        if above is not None:
-            found.append(above.wait()[0])
-        hidden, low = below.wait()
-        above = upper.forward_async(hidden)
-    return torch.cat([*found, above.wait()[0]], 1)
-
-
-# %% along_time: wrong, the lower layer's state for both | raised RuntimeError
-def along_time(lower, upper, vectors, pieces):
-    state, found = None, []
-    for piece in vectors.chunk(pieces, 1):
-        hidden, state = lower.forward_async(piece, state).wait()
-        hidden, state = upper.forward_async(hidden, state).wait()
-        found.append(hidden)
-    return torch.cat(found, 1)
-
-
-# %% along_time: wrong, cuts along the batch | called
-def along_time(lower, upper, vectors, pieces):
-    begun = [lower.forward_async(part) for part in vectors.chunk(pieces)]
-    begun = [upper.forward_async(part.wait()[0]) for part in begun]
-    return torch.cat([part.wait()[0] for part in begun])
-
-
-# %% along_time: wrong, the last piece is missing | the shape should be
-# -     found.append(above.wait()[0])
-
-
-# %% along_time: wrong, in one piece | called [1, 1] times
-def along_time(lower, upper, vectors, pieces):
-    hidden, _ = lower.forward_async(vectors).wait()
-    return upper.forward_async(hidden).wait()[0]
-
-
-# %% along_time: wrong, the lower layer's hidden vectors | the shape should be
-def along_time(lower, upper, vectors, pieces):
-    state, found = None, []
-    for piece in vectors.chunk(pieces, 1):
-        hidden, state = lower.forward_async(piece, state).wait()
-        found.append(hidden)
-    return torch.cat(found, 1)
-
-
-# %% move_decoder: wrong, the first parameter of each module | a parameter of the embedding is what it was
-# parameters(modules) => [module.remote_parameters()[0] for module in modules]
-
-# %% short_way: wrong, cuts the graph behind the embedding | No gradient comes back to the embedding
-# (numbers) => (numbers).detach()
-# %% short_way: wrong, cuts the graph in the notebook | No graph leads back
-# def on_worker1 => def whole_way
-# ("worker1", on_worker1, (modules, numbers)) => ("worker1", whole_way, (modules, numbers)).detach()
-
 # %% at_once: wrong, cuts the graph behind the embedding | no gradient comes back to the embedding
 # reader.forward_async(part.wait()) => reader.forward_async(part.wait().detach())
 # %% at_once: wrong, as many parts as were asked for | IndexError
 # -     begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
 # +     pieces = numbers.chunk(parts)
 # +     begun = [embedding.forward_async(pieces[place]) for place in range(parts)]
-
-
 # %% at_once: wrong, two parts under way at a time | it took 12 units of time
 def at_once(modules, numbers, parts):
     embedding, reader, decoder = modules
@@ -235,7 +135,78 @@ def at_once(modules, numbers, parts):
 # -     begun = [reader.forward_async(part.wait()) for part in begun]
 # -     begun = [decoder.forward_async(part.wait()) for part in begun]
 # +     begun = [decoder.forward_async(reader(part.wait())) for part in begun]
+# %% along_time: wrong, one layer, then the other | it took 8 units of time
+def along_time(lower, upper, vectors, pieces):
+    state, hidden, found = None, [], []
+    for piece in vectors.chunk(pieces, 1):
+        one, state = lower.forward_async(piece, state).wait()
+        hidden.append(one)
+    state = None
+    for piece in hidden:
+        one, state = upper.forward_async(piece, state).wait()
+        found.append(one)
+    return torch.cat(found, 1)
 
+
+# %% along_time: wrong, forgets the upper layer's state | a later one is not
+def along_time(lower, upper, vectors, pieces):
+    low, above, found = None, None, []
+    for piece in vectors.chunk(pieces, 1):
+        below = lower.forward_async(piece, low)
+        if above is not None:
+            found.append(above.wait()[0])
+        hidden, low = below.wait()
+        above = upper.forward_async(hidden)
+    return torch.cat([*found, above.wait()[0]], 1)
+
+
+# %%% along_time: wrong, as many pieces as were asked for | IndexError
+# low, above, found = => parts, low, high, above, found = vectors.chunk(pieces, 1), None,
+# piece in vectors.chunk(pieces, 1) => place in range(pieces)
+# piece, => parts[place],
+# -             found.append(above.wait()[0])
+# +             hidden, high = above.wait()
+# +             found.append(hidden)
+# forward_async(hidden) => forward_async(hidden, high)
+# %% along_time: wrong, cuts along the batch | called
+def along_time(lower, upper, vectors, pieces):
+    begun = [lower.forward_async(part) for part in vectors.chunk(pieces)]
+    begun = [upper.forward_async(part.wait()[0]) for part in begun]
+    return torch.cat([part.wait()[0] for part in begun])
+
+
+# %%% along_time: wrong, forgets the states | a later one is not
+# (part) for part in vectors.chunk(pieces) => (piece) for piece in vectors.chunk(pieces, 1)
+# (part.wait()[0]) for part => (piece.wait()[0]) for piece
+# [part.wait()[0] for part in begun] => [piece.wait()[0] for piece in begun], 1
+# %% along_time: wrong, the last piece is missing | the shape should be
+# -     found.append(above.wait()[0])
+# %% along_time: wrong, in one piece | called [1, 1] times
+def along_time(lower, upper, vectors, pieces):
+    hidden, _ = lower.forward_async(vectors).wait()
+    return upper.forward_async(hidden).wait()[0]
+
+
+# %% along_time: wrong, the lower layer's hidden vectors | the shape should be
+def along_time(lower, upper, vectors, pieces):
+    state, found = None, []
+    for piece in vectors.chunk(pieces, 1):
+        hidden, state = lower.forward_async(piece, state).wait()
+        found.append(hidden)
+    return torch.cat(found, 1)
+
+
+# %%% along_time: wrong, layer after layer in each piece | it took 8 units of time
+# -     state, found = None, []
+# +     low = high = None
+# +     found = []
+# -         hidden, state = lower.forward_async(piece, state).wait()
+# +         hidden, low = lower.forward_async(piece, low).wait()
+# +         hidden, high = upper.forward_async(hidden, high).wait()
+# %%% along_time: wrong, the lower layer's state for both | raised RuntimeError
+# -         hidden, state = lower.forward_async(piece, state).wait()
+# +         hidden, state = lower.forward_async(piece, state).wait()
+# +         hidden, state = upper.forward_async(hidden, state).wait()
 # %% along_time: wrong, cuts the graph between pieces | the graph is cut
 # -             found.append(hidden)
 # +             high = tuple(each.detach() for each in high)
@@ -243,16 +214,3 @@ def at_once(modules, numbers, parts):
 # -         above = upper.forward_async(hidden, high)
 # +         low = tuple(each.detach() for each in low)
 # +         above = upper.forward_async(hidden, high)
-
-
-# %% along_time: wrong, as many pieces as were asked for | IndexError
-def along_time(lower, upper, vectors, pieces):
-    parts, low, high, above, found = vectors.chunk(pieces, 1), None, None, None, []
-    for place in range(pieces):
-        below = lower.forward_async(parts[place], low)
-        if above is not None:
-            hidden, high = above.wait()
-            found.append(hidden)
-        hidden, low = below.wait()
-        above = upper.forward_async(hidden, high)
-    return torch.cat([*found, above.wait()[0]], 1)

@@ -16,38 +16,22 @@
 # len(samples) * each / sum => each / max
 # %% factors: wrong, rounds | not that of the mean over all samples
 # * each / => * each //
-
-# %% lookup: wrong, table by table | in another order than `ids`
-def lookup(tables, ids):
-    n = len(tables)
-    asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
-    return torch.cat([rows.wait() for rows in asked])
-
-
+# %% factors: wrong, rounds to three digits | not that of the mean over all samples
+# len(samples) * each / sum(samples) => round(len(samples) * each / sum(samples), 3)
 # %% lookup: wrong, number and place mixed up | are not those that were asked for
 # [where] // => [where] %
-
-
 # %% lookup: wrong, a call for each row | a table is asked 3 times
 def lookup(tables, ids):
     n = len(tables)
     return torch.stack([tables[i % n].rpc_sync().forward(torch.tensor([i // n]))[0] for i in ids.tolist()])
 
 
+# %%% lookup: wrong, table by table | in another order than `ids`
+# -     return torch.stack([tables[i % n].rpc_sync().forward(torch.tensor([i // n]))[0] for i in ids.tolist()])
+# +     asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
+# +     return torch.cat([rows.wait() for rows in asked])
 # %% lookup: wrong, row numbers of the whole | raised IndexError
 # [where] // n => [where]
-
-
-# %% lookup: wrong, cuts the graph | gradients would not go back
-def lookup(tables, ids):
-    n = len(tables)
-    asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
-    rows = torch.zeros(len(ids), 3)
-    for k, future in enumerate(asked):
-        rows[ids % n == k] = future.wait().detach()
-    return rows
-
-
 # %% lookup: wrong, one table after the other | they work one after the other
 def lookup(tables, ids):
     n = len(tables)
@@ -57,14 +41,18 @@ def lookup(tables, ids):
     return rows
 
 
+# %%% lookup: wrong, cuts the graph | gradients would not go back
+# -     n = len(tables)
+# +     n = len(tables)
+# +     asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
+# table in enumerate(tables): => future in enumerate(asked):
+# table.rpc_sync().forward(ids[ids % n == k] // n) => future.wait().detach()
 # %% lookup: wrong, waits for each call at once | they work one after the other
 # asked = [table.rpc_async().forward(ids[where] // n) => rows = [table.rpc_async().forward(ids[where] // n).wait()
 # [rows.wait() for rows in asked] => rows
 # %% lookup: wrong, a lazy generator of calls | they work one after the other
 # -     asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
 # +     asked = (table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True))
-
-
 # %% lookup: wrong, asks every table for every row | rows are sent, where
 def lookup(tables, ids):
     n = len(tables)
@@ -84,61 +72,6 @@ def lookup(tables, ids):
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 
 
-# %% lookup_once: wrong, each row as often as it is read | rows are sent, where
-def lookup_once(tables, ids):
-    n = len(tables)
-    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
-
-# %% lookup_once: wrong, the different rows only | the shape should be
-# different, where = ids.unique(return_inverse=True) => different = ids.unique()
-# (different[place] // n) for table, place => (different[where] // n) for table, where
-# ][where] => ]
-
-
-# %% lookup_once: wrong, forgets that rows come table by table | some rows are not those
-def lookup_once(tables, ids):
-    n = len(tables)
-    different, where = ids.unique(return_inverse=True)
-    asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
-    return torch.cat([rows.wait() for rows in asked])[where]
-
-
-# %% lookup_once: wrong, one table after the other | they work one after the other
-def lookup_once(tables, ids):
-    n = len(tables)
-    different, where = ids.unique(return_inverse=True)
-    rows = torch.zeros(len(different), 3)
-    for k, table in enumerate(tables):
-        rows[different % n == k] = table.rpc_sync().forward(different[different % n == k] // n)
-    return rows[where]
-
-
-# %% lookup_once: wrong, cuts the graph | gradients would not go back
-# wait() for => wait().detach() for
-# %% lookup_once: wrong, the gradient of the first reader only | the gradients of the tables are wrong
-# -     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()][where]
-# +     rows = torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-# +     first = [where.tolist().index(place) for place in range(len(different))]
-# +     found = rows.detach()[where]
-# +     found[first] = rows
-# +     return found
-
-
-# %% lookup_once: wrong, a call for each different row | a table is asked
-def lookup_once(tables, ids):
-    n = len(tables)
-    different, where = ids.unique(return_inverse=True)
-    asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
-    return torch.cat([rows.wait() for rows in asked])[where]
-
-
-# %% factors: wrong, rounds to three digits | not that of the mean over all samples
-# len(samples) * each / sum(samples) => round(len(samples) * each / sum(samples), 3)
-
-
 # %% lookup: wrong, collects into float32 | With 2 tables of float64 with 2 numbers in a row and ids [1, 4, 1, 6] it
 def lookup(tables, ids):
     n = len(tables)
@@ -152,8 +85,6 @@ def lookup(tables, ids):
 
 # %% lookup: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
 # wait() for => wait().float() for
-
-
 # %% lookup: wrong, looks up each different row once, and forgets where | the shape should be
 def lookup(tables, ids):
     n = len(tables)
@@ -163,6 +94,38 @@ def lookup(tables, ids):
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 
 
+# %% lookup_once: wrong, each row as often as it is read | rows are sent, where
+def lookup_once(tables, ids):
+    n = len(tables)
+    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
+    asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
+    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+
+
+# %% lookup_once: wrong, the different rows only | the shape should be
+# different, where = ids.unique(return_inverse=True) => different = ids.unique()
+# (different[place] // n) for table, place => (different[where] // n) for table, where
+# ][where] => ]
+# %% lookup_once: wrong, cuts the graph | gradients would not go back
+# wait() for => wait().detach() for
+# %% lookup_once: wrong, the gradient of the first reader only | the gradients of the tables are wrong
+# -     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()][where]
+# +     rows = torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
+# +     first = [where.tolist().index(place) for place in range(len(different))]
+# +     found = rows.detach()[where]
+# +     found[first] = rows
+# +     return found
+# %% lookup_once: wrong, a call for each different row | a table is asked
+def lookup_once(tables, ids):
+    n = len(tables)
+    different, where = ids.unique(return_inverse=True)
+    asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
+    return torch.cat([rows.wait() for rows in asked])[where]
+
+
+# %%% lookup_once: wrong, forgets that rows come table by table | some rows are not those
+# -     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
+# +     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
 # %% lookup_once: wrong, always three numbers in a row | With 2 tables of float64 with 2 numbers in a row
 def lookup_once(tables, ids):
     n = len(tables)
@@ -174,5 +137,9 @@ def lookup_once(tables, ids):
     return rows[where]
 
 
+# %%% lookup_once: wrong, one table after the other | they work one after the other
+# -     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
+# future in enumerate(asked) => table in enumerate(tables)
+# future.wait() => table.rpc_sync().forward(different[different % n == k] // n)
 # %% lookup_once: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
 # wait() for => wait().float() for

@@ -1,6 +1,5 @@
 # %% returns: wrong, forgets to turn the list around | yours gave [1.0, 0.5, 0.25]
 # found[::-1] => found
-
 # %% returns: wrong, sums up what came before | yours gave [0.0, 0.0, 1.0]
 def returns(rewards, gamma):
     found, before = [], 0.0
@@ -8,11 +7,6 @@ def returns(rewards, gamma):
         before = reward + gamma * before
         found.append(before)
     return found
-
-
-# %% returns: wrong, does not discount | yours gave [1.0, 1.0, 1.0]
-def returns(rewards, gamma):
-    return [sum(rewards[step:]) for step in range(len(rewards))]
 
 
 # %% returns: wrong, works in place | changes the list
@@ -26,18 +20,31 @@ def returns(rewards, gamma):
 # return found[::-1] => return reversed(found)
 # %% returns: wrong, discounts the own reward too | yours gave [0.125, 0.25, 0.5]
 # reward + gamma * later => gamma * (reward + later)
-
-
 # %% returns: wrong, only the last reward counts | For rewards [1.0, 2.0, 3.0]
 def returns(rewards, gamma):
     return [gamma ** (len(rewards) - 1 - step) * rewards[-1] for step in range(len(rewards))]
 
 
+# %%% returns: wrong, does not discount | yours gave [1.0, 1.0, 1.0]
+# gamma ** (len(rewards) - 1 - step) * rewards[-1] => sum(rewards[step:])
 # %% returns: wrong, looks one step ahead only | yours gave [0.0, 0.5, 1.0]
 def returns(rewards, gamma):
     return [reward + gamma * later for reward, later in zip(rewards, [*rewards[1:], 0.0])]
 
 
+# %% returns: wrong, whole numbers for whole rewards | For rewards [0, 0, 1] and gamma=0.5
+def returns(rewards, gamma):
+    found, later = np.zeros_like(rewards), 0.0
+    for step in reversed(range(len(rewards))):
+        later = rewards[step] + gamma * later
+        found[step] = later
+    return found.tolist()
+
+
+# %% returns: wrong, a list of tensors | not of tensors
+# (rewards) => (torch.tensor(rewards, dtype=torch.double))
+# %% returns: wrong, begins anew at each reward | For rewards [1.0, 2.0, 3.0]
+# reward + => reward if reward else
 # %% batched: wrong, answers each observer at once | before all observers have asked
 class BatchedAgent(Agent):
     @rpc.functions.async_execution
@@ -47,81 +54,37 @@ class BatchedAgent(Agent):
         return future
 
 
-# %% batched: wrong, never answers the one that came last | still has no answer
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        with self.lock:
-            self.waiting[observer] = state, rpc.Future()
-            if len(self.waiting) == self.size:
-                moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
-                for (_, future), move in zip(self.waiting.values(), moves):
-                    future.set_result(move)
-                self.waiting = {}
-            return rpc.Future()
-
-
 # %% batched: wrong, gives everybody the first move | meant for another one
 # (_, waiting), move in zip(ready.values(), moves) => _, waiting in ready.values()
 # set_result(move) => set_result(moves[0])
-
-
 # %% batched: wrong, does not empty the list of those who wait | before all observers have asked
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        future = rpc.Future()
-        with self.lock:
-            self.waiting[observer] = state, future
-            if len(self.waiting) < self.size:
-                return future
-            moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
-            for (_, waiting), move in zip(self.waiting.values(), moves):
-                if not waiting.done():
-                    waiting.set_result(move)
-        return future
-
-
+# -             ready, self.waiting = self.waiting, {}
+# -         moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+# -         for (_, waiting), move in zip(ready.values(), moves):
+# -             waiting.set_result(move)
+# +             moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
+# +             for (_, waiting), move in zip(self.waiting.values(), moves):
+# +                 if not waiting.done():
+# +                     waiting.set_result(move)
 # %% batched: wrong, one pass for each observer | batches of [1, 1, 1]
 # -         moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
 # -         for (_, waiting), move in zip(ready.values(), moves):
 # -             waiting.set_result(move)
 # +         for name, (state, waiting) in ready.items():
 # +             waiting.set_result(self.choose([name], state.unsqueeze(0))[0])
-
-
 # %% batched: wrong, looks at those that wait without the lock | without the lock
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        future = rpc.Future()
-        self.waiting[observer] = state, future
-        if len(self.waiting) == self.size:
-            ready, self.waiting = self.waiting, {}
-            moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
-            for (_, waiting), move in zip(ready.values(), moves):
-                waiting.set_result(move)
-        return future
-
-
+# -         with self.lock:
+# -             self.waiting[observer] = state, future
+# -             if len(self.waiting) < self.size:
+# -                 return future
+# +         self.waiting[observer] = state, future
+# +         if len(self.waiting) == self.size:
+# -         moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+# -         for (_, waiting), move in zip(ready.values(), moves):
+# -             waiting.set_result(move)
+# +             moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+# +             for (_, waiting), move in zip(ready.values(), moves):
+# +                 waiting.set_result(move)
 # %% batched: wrong, a thread waits | its thread waits
 class BatchedAgent(Agent):
     def __init__(self, observers):
@@ -143,11 +106,51 @@ class BatchedAgent(Agent):
         return future
 
 
+# %%% batched: wrong, never answers the one that came last | still has no answer
+# -         self.all_there = threading.Event()
+# = state => = state, rpc.Future()
+# -                 self.all_there.set()
+# -         self.all_there.wait()
+# -         future = rpc.Future()
+# -         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
+# -         return future
+# +                 moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
+# +                 for (_, future), move in zip(self.waiting.values(), moves):
+# +                     future.set_result(move)
+# +                 self.waiting = {}
+# +             return rpc.Future()
 # %% batched: wrong, moves in the order of the names | meant for another one
 # (_, waiting), move in zip(ready.values(), moves) => name, move in zip(sorted(ready), moves)
 # waiting. => ready[name][1].
-
-
+# %% batched: wrong, names in order, states as they came | names and states are in different orders
+# list(ready) => sorted(ready)
+# %% batched: wrong, forgets those who wait after they have their answers | Two calls came at the same time
+# -             if len(self.waiting) < self.size:
+# -                 return future
+# -             ready, self.waiting = self.waiting, {}
+# -         moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+# -         for (_, waiting), move in zip(ready.values(), moves):
+# -             waiting.set_result(move)
+# +             ready = dict(self.waiting)
+# +         if len(ready) == self.size:
+# +             moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+# +             for (_, waiting), move in zip(ready.values(), moves):
+# +                 waiting.set_result(move)
+# +             with self.lock:
+# +                 self.waiting.clear()
+# %% batched: right, answers with the lock
+# -             if len(self.waiting) < self.size:
+# -                 return future
+# -             ready, self.waiting = self.waiting, {}
+# -         moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
+# -         for (_, waiting), move in zip(ready.values(), moves):
+# -             waiting.set_result(move)
+# +             if len(self.waiting) == self.size:
+# +                 names = sorted(self.waiting)
+# +                 moves = self.choose(names, torch.stack([self.waiting[name][0] for name in names]))
+# +                 for name, move in zip(names, moves):
+# +                     self.waiting[name][1].set_result(move)
+# +                 self.waiting.clear()
 # %% lagged_loss: wrong, no weights | With weights of at most
 def lagged_loss(now, then, worth, most):
     return -(now * (worth - worth.mean())).mean()
@@ -174,73 +177,8 @@ def lagged_loss(now, then, worth, most):
 # %% lagged_loss: wrong, cuts the graph | no graph leads back
 # now.detach() => now
 # ).mean() => ).mean().detach()
-
-
 # %% lagged_loss: right, with torch.minimum
 def lagged_loss(now, then, worth, most):
     with torch.no_grad():
         weight = torch.minimum(now.exp() / then.exp(), torch.tensor(float(most)))
     return (weight * now * (worth.mean() - worth)).sum() / len(now)
-
-
-# %% returns: wrong, whole numbers for whole rewards | For rewards [0, 0, 1] and gamma=0.5
-def returns(rewards, gamma):
-    found, later = np.zeros_like(rewards), 0.0
-    for step in reversed(range(len(rewards))):
-        later = rewards[step] + gamma * later
-        found[step] = later
-    return found.tolist()
-
-
-# %% returns: wrong, a list of tensors | not of tensors
-# (rewards) => (torch.tensor(rewards, dtype=torch.double))
-# %% returns: wrong, begins anew at each reward | For rewards [1.0, 2.0, 3.0]
-# reward + => reward if reward else
-
-# %% batched: wrong, names in order, states as they came | names and states are in different orders
-# list(ready) => sorted(ready)
-
-
-# %% batched: wrong, forgets those who wait after they have their answers | Two calls came at the same time
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        future = rpc.Future()
-        with self.lock:
-            self.waiting[observer] = state, future
-            ready = dict(self.waiting)
-        if len(ready) == self.size:
-            moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
-            for (_, waiting), move in zip(ready.values(), moves):
-                waiting.set_result(move)
-            with self.lock:
-                self.waiting.clear()
-        return future
-
-
-# %% batched: right, answers with the lock
-class BatchedAgent(Agent):
-    def __init__(self, observers):
-        super().__init__(observers)
-        self.size = len(observers)
-        self.lock = threading.Lock()
-        self.waiting = {}
-
-    @rpc.functions.async_execution
-    def act(self, observer, state):
-        future = rpc.Future()
-        with self.lock:
-            self.waiting[observer] = state, future
-            if len(self.waiting) == self.size:
-                names = sorted(self.waiting)
-                moves = self.choose(names, torch.stack([self.waiting[name][0] for name in names]))
-                for name, move in zip(names, moves):
-                    self.waiting[name][1].set_result(move)
-                self.waiting.clear()
-        return future

@@ -13,7 +13,6 @@
 # -                 raise
 # +                 raise
 # +     return None
-
 # %% insist: wrong, tries once | It was given up
 def insist(call):
     return call()
@@ -56,8 +55,6 @@ def insist(call):
 # -             return call()
 # +             call()
 # +             return call()
-
-
 # %% insist: wrong, takes a false result for a loss | A call that went well returned 0
 def insist(call):
     for _ in range(20):
@@ -70,11 +67,13 @@ def insist(call):
     return None
 
 
-# %% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
-def lamport(events):
-    return [number for number, _ in enumerate(events, 1)]
-
-
+# %% insist: wrong, gives up after thirty | was lost 40 times
+# while True => for _ in range(30)
+# -                 raise
+# +                 raise
+# +     return None
+# %% insist: wrong, makes every call again that has not run | ended with UnknownWorkerError, and it was made 2 times
+# ConnectionLostError => RpcError
 # %% lamport: wrong, counts each member's events only | yours gave [1, 2, 3, 1]
 def lamport(events):
     counters, found = {}, []
@@ -100,20 +99,18 @@ def lamport(events):
 # %% lamport: wrong, begins with 0 | the numbers are [1, 2, 1]
 # "receive" else 0 => "receive" else -1
 # member, 0 => member, -1
-
-
 # %% lamport: wrong, a generator | should be a list
 def lamport(events):
     return (number for number, _ in enumerate(events, 1))
 
 
+# %%% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
+# (number for number, _ in enumerate(events, 1)) => [number for number, _ in enumerate(events, 1)]
 # %% lamport: wrong, the counters at the end | events need as many numbers
 # carried, found = {}, {}, [] => carried = {}, {}
 # -         found.append(counters[member])
 # -     return found
 # +     return list(counters.values())
-
-
 # %% once: wrong, runs each time | ran the function again
 class Once:
     def __init__(self, function):
@@ -121,28 +118,6 @@ class Once:
 
     def call(self, ticket, *args):
         return self.function(*args)
-
-
-# %% once: wrong, the arguments for a ticket | Another ticket
-class Once:
-    def __init__(self, function):
-        self.function, self.answers = function, {}
-
-    def call(self, ticket, *args):
-        if args not in self.answers:
-            self.answers[args] = self.function(*args)
-        return self.answers[args]
-
-
-# %% once: wrong, None for no answer | That is an answer, too
-class Once:
-    def __init__(self, function):
-        self.function, self.answers = function, {}
-
-    def call(self, ticket, *args):
-        if self.answers.get(ticket) is None:
-            self.answers[ticket] = self.function(*args)
-        return self.answers[ticket]
 
 
 # %% once: wrong, forgets errors | An error is an answer, too
@@ -156,33 +131,18 @@ class Once:
         return self.answers[ticket]
 
 
+# %%% once: wrong, the arguments for a ticket | Another ticket
+# if ticket => if args
+# [ticket] = => [args] =
+# [ticket] => [args]
+# %%% once: wrong, None for no answer | That is an answer, too
+# ticket not in self.answers => self.answers.get(ticket) is None
 # %% once: wrong, no answer after an error | waits for ever
 # -             try:
 # -                 answer.set_result(self.function(*args))
 # -             except Exception as error:
 # -                 answer.set_exception(error)
 # +             answer.set_result(self.function(*args))
-
-
-# %% once: wrong, tickets of all functions together | share their tickets
-class Once:
-    answers = {}
-
-    def __init__(self, function):
-        self.function = function
-
-    def call(self, ticket, *args):
-        if ticket not in self.answers:
-            try:
-                self.answers[ticket] = True, self.function(*args)
-            except Exception as error:
-                self.answers[ticket] = False, error
-        well, answer = self.answers[ticket]
-        if well:
-            return answer
-        raise answer
-
-
 # %% once: wrong, two at the same time | the function ran twice
 class Once:
     def __init__(self, function):
@@ -200,6 +160,23 @@ class Once:
         raise answer
 
 
+# %%% once: wrong, tickets of all functions together | share their tickets
+# - class Once:
+# + class Once:
+# +     answers = {}
+# +
+# function, self.answers = function, {} => function = function
+# %%% once: wrong, does not wait for the first | It should wait
+# answers = function, {} => answers, self.lock = function, {}, threading.Lock()
+# -         if ticket not in self.answers:
+# +         with self.lock:
+# +             first = ticket not in self.answers
+# +             self.answers.setdefault(ticket, None)
+# +         if first:
+# -                 self.answers[ticket] = False, error
+# +                 self.answers[ticket] = False, error
+# +         if self.answers[ticket] is None:
+# +             return None
 # %% once: wrong, one at a time | a call with another ticket waits
 class Once:
     def __init__(self, function):
@@ -216,35 +193,11 @@ class Once:
         return self.answers[ticket].wait()
 
 
-# %% once: wrong, does not wait for the first | It should wait
-class Once:
-    def __init__(self, function):
-        self.function, self.answers, self.lock = function, {}, threading.Lock()
-
-    def call(self, ticket, *args):
-        with self.lock:
-            first = ticket not in self.answers
-            self.answers.setdefault(ticket, None)
-        if first:
-            try:
-                self.answers[ticket] = True, self.function(*args)
-            except Exception as error:
-                self.answers[ticket] = False, error
-        if self.answers[ticket] is None:
-            return None
-        well, answer = self.answers[ticket]
-        if well:
-            return answer
-        raise answer
-
-
 # %% once: wrong, takes the arguments for a part of the ticket | The ticket alone
 # ticket, *args => *order
 # = ticket => = order
 # ticket, rpc => order, rpc
 # function(*args) => function(*order[1:])
-
-
 # %% once: wrong, no lock | A lock is missing
 class Once:
     def __init__(self, function):
@@ -278,35 +231,6 @@ class Once:
         return self.answers[ticket].wait()
 
 
-# %% once: right, a lock for each ticket
-class Once:
-    def __init__(self, function):
-        self.function, self.answers, self.locks, self.lock = function, {}, {}, threading.Lock()
-
-    def call(self, ticket, *args):
-        with self.lock:
-            own = self.locks.setdefault(ticket, threading.Lock())
-        with own:
-            if ticket not in self.answers:
-                try:
-                    self.answers[ticket] = True, self.function(*args)
-                except Exception as error:
-                    self.answers[ticket] = False, error
-        well, answer = self.answers[ticket]
-        if not well:
-            raise answer
-        return answer
-
-
-# %% insist: wrong, gives up after thirty | was lost 40 times
-# while True => for _ in range(30)
-# -                 raise
-# +                 raise
-# +     return None
-# %% insist: wrong, makes every call again that has not run | ended with UnknownWorkerError, and it was made 2 times
-# ConnectionLostError => RpcError
-
-
 # %% once: wrong, takes an error that was returned for one that was raised | returned an error as its value
 class Once:
     def __init__(self, function):
@@ -325,3 +249,10 @@ class Once:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+# %%% once: right, a lock for each ticket
+# = self.function => = True, self.function
+# = error => = False, error
+# answer = => well, answer =
+# isinstance(answer, Exception) => not well

@@ -1,6 +1,5 @@
 # %% reduce_scatter: wrong, one step too few | which is its own chunk 0: nothing was added to it
 # size - 1 => size - 2
-
 # %% reduce_scatter: wrong, the numbering in which rank r ends with chunk r + 1 | That is a whole sum, but of chunk 1
 def reduce_scatter(x, rank, size, shift):
     sums = [chunk.clone() for chunk in x.chunk(size)]
@@ -15,8 +14,6 @@ def reduce_scatter(x, rank, size, shift):
 # [(rank - step - 2) % size] += => [(rank - step - 2) % size] =
 # %% reduce_scatter: wrong, adds to the chunk that it has sent | which is its own chunk 0: nothing was added to it
 # step - 2 => step - 1
-
-
 # %% reduce_scatter: wrong, sends all of the vector in each step | has sent 2 numbers where 1 do
 def reduce_scatter(x, rank, size, shift):
     total, passed = x.clone(), x
@@ -39,20 +36,17 @@ def reduce_scatter(x, rank, size, shift):
 # return sums[rank] => return torch.cat(sums)
 # %% reduce_scatter: wrong, rank 0 does not take part | waits for a message from rank 0 for ever
 # size - 1 => size - 1 if rank else 0
-
-
-# %% all_gather: wrong, in the order in which they come | not in the order of the ranks
-def all_gather(chunk, rank, size, shift):
-    chunks = [chunk]
-    for _ in range(size - 1):
-        chunks.append(shift(chunks[-1]))
-    return torch.cat(chunks)
-
-
+# %% reduce_scatter: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
+# -     sums = [chunk.clone() for chunk in x.chunk(size)]
+# +     sums = torch.zeros(size, len(x) // size)
+# +     sums += x.reshape(size, -1)
+# %% reduce_scatter: wrong, by way of float32 | the sum of chunk 0 over the ranks is
+# clone() for chunk in x => float() for chunk in x.clone()
+# sums[rank] => sums[rank].to(x.dtype)
+# %% reduce_scatter: wrong, right for up to four ranks | 5 ranks: rank 0 returns
+# size - 1 => min(size, 4) - 1
 # %% all_gather: wrong, sends its own chunk again and again | the chunks of all ranks are
 # chunks[(rank - step) % size] => chunk
-
-
 # %% all_gather: wrong, one step too many | has sent 2 numbers where 1 do
 def all_gather(chunk, rank, size, shift):
     chunks = [None] * size
@@ -69,8 +63,6 @@ def all_gather(chunk, rank, size, shift):
 # (rank - step) => (rank + step)
 # %% all_gather: wrong, a matrix | it should be one vector of 2 chunks of 1
 # torch.cat => torch.stack
-
-
 # %% all_gather: wrong, adds what comes | it should be one vector of 2 chunks of 1
 def all_gather(chunk, rank, size, shift):
     total = chunk.clone()
@@ -79,16 +71,24 @@ def all_gather(chunk, rank, size, shift):
     return total
 
 
+# %%% all_gather: wrong, in the order in which they come | not in the order of the ranks
+# total = chunk.clone() => chunks = [chunk]
+# total += shift(chunk) => chunks.append(shift(chunks[-1]))
+# total => torch.cat(chunks)
+# %% all_gather: wrong, by way of float32 | the chunks of all ranks are
+def all_gather(chunk, rank, size, shift):
+    whole = torch.zeros(size, len(chunk))
+    whole[rank] = chunk
+    for step in range(size - 1):
+        whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
+    return whole.flatten().to(chunk.dtype)
+
+
+# %%% all_gather: wrong, collects into float32 | of torch.float32; the chunks are of torch.int64
+# ().to(chunk.dtype) => ()
 # %% all_reduce: wrong, does not pad | got 7 numbers, which are not 3 equal chunks
 def all_reduce(x, size, reduce_scatter, all_gather):
     return all_gather(reduce_scatter(x.flatten())).reshape(x.shape)
-
-
-# %% all_reduce: wrong, leaves the zeros | of shape (9,); that of `x` is wanted
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.flatten()
-    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-    return all_gather(reduce_scatter(padded))
 
 
 # %% all_reduce: wrong, always pads | has sent 6 numbers where 4 do
@@ -99,31 +99,10 @@ def all_reduce(x, size, reduce_scatter, all_gather):
     return total[: len(flat)].reshape(x.shape)
 
 
-# %% all_reduce: wrong, forgets the shape | the vector that you send has shape (4, 2)
-def all_reduce(x, size, reduce_scatter, all_gather):
-    missing = -len(x) % size
-    padded = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
-    return all_gather(reduce_scatter(padded))[: len(x)]
-
-
 # %% all_reduce: wrong, gathers all and adds up | has sent 14 numbers where 12 do
 def all_reduce(x, size, reduce_scatter, all_gather):
     everything = all_gather(x.flatten())
     return everything.reshape(size, -1).sum(0).reshape(x.shape)
-
-
-# %% all_reduce: wrong, pads the front and cuts the end | the sum over the ranks is
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.flatten()
-    padded = torch.cat([flat.new_zeros(-len(flat) % size), flat])
-    return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
-
-
-# %% all_reduce: wrong, flat at the end | of shape (6,); that of `x` is wanted
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.flatten()
-    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-    return all_gather(reduce_scatter(padded))[: len(flat)]
 
 
 # %% all_reduce: wrong, writes into x | `x` itself was changed
@@ -134,20 +113,38 @@ def all_reduce(x, size, reduce_scatter, all_gather):
     return x
 
 
-# %% doubling: wrong, the distance grows by one | the sum over the ranks is
-def all_reduce_by_doubling(x, rank, size, exchange):
-    total = x.clone()
-    for distance in range(1, size):
-        total = total + exchange(rank ^ distance, total)
-    return total
+# %% all_reduce: wrong, by way of float32 | the sum over the ranks is
+def all_reduce(x, size, reduce_scatter, all_gather):
+    flat = x.flatten().float()
+    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
+    return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape).to(x.dtype)
 
 
+# %%% all_reduce: wrong, leaves the zeros | of shape (9,); that of `x` is wanted
+# ().float() => ()
+# (reduce_scatter(padded))[: len(flat)].reshape(x.shape).to(x.dtype) => (reduce_scatter(padded))
+# %%% all_reduce: wrong, forgets the shape | the vector that you send has shape (4, 2)
+# flat = x.flatten().float() => missing = -len(x) % size
+# flat, flat.new_zeros(-len(flat) % size) => x, x.new_zeros(missing, *x.shape[1:])
+# [: len(flat)].reshape(x.shape).to(x.dtype) => [: len(x)]
+# %%% all_reduce: wrong, pads the front and cuts the end | the sum over the ranks is
+# ().float() => ()
+# , flat.new_zeros(-len(flat) % size) => .new_zeros(-len(flat) % size), flat
+# (x.shape).to(x.dtype) => (x.shape)
+# %%% all_reduce: wrong, flat at the end | of shape (6,); that of `x` is wanted
+# ().float() => ()
+# [: len(flat)].reshape(x.shape).to(x.dtype) => [: len(flat)]
+# %%% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
+# ().float() => ()
+# flat.new_zeros => torch.zeros
+# (x.shape).to(x.dtype) => (x.shape)
+# %%% all_reduce: wrong, a view of what may be transposed | raised RuntimeError
+# flatten().float() => view(-1)
+# reshape(x.shape).to(x.dtype) => view(x.shape)
 # %% doubling: wrong, its neighbour on a ring is no partner | waits for a message from rank
 # rank ^ distance => (rank + distance) % size
 # %% doubling: wrong, sends its own tensor in each round | the sum over the ranks is
 # distance, total => distance, x
-
-
 # %% doubling: wrong, one round only | 4 ranks: rank 0 returns
 def all_reduce_by_doubling(x, rank, size, exchange):
     return x + exchange(rank ^ 1, x)
@@ -155,8 +152,6 @@ def all_reduce_by_doubling(x, rank, size, exchange):
 
 # %% doubling: wrong, one round too many | as its partner
 # distance < => distance <=
-
-
 # %% doubling: wrong, exchanges with all ranks | has sent 3 messages where 2 do
 def all_reduce_by_doubling(x, rank, size, exchange):
     total = x.clone()
@@ -165,59 +160,14 @@ def all_reduce_by_doubling(x, rank, size, exchange):
     return total
 
 
+# %%% doubling: wrong, the distance grows by one | the sum over the ranks is
+# , x => , total
 # %% doubling: wrong, adds into x | `x` was changed
 # -     total = x.clone()
 # total = total + exchange(rank ^ distance, total) => x += exchange(rank ^ distance, x)
 # return total => return x
-
-
-# %% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.flatten()
-    padded = torch.cat([flat, torch.zeros(-len(flat) % size)])
-    return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
-
-
-# %% all_reduce: wrong, a view of what may be transposed | raised RuntimeError
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.view(-1)
-    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-    return all_gather(reduce_scatter(padded))[: len(flat)].view(x.shape)
-
-
-# %% reduce_scatter: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
-# -     sums = [chunk.clone() for chunk in x.chunk(size)]
-# +     sums = torch.zeros(size, len(x) // size)
-# +     sums += x.reshape(size, -1)
-# %% reduce_scatter: wrong, by way of float32 | the sum of chunk 0 over the ranks is
-# clone() for chunk in x => float() for chunk in x.clone()
-# sums[rank] => sums[rank].to(x.dtype)
-# %% reduce_scatter: wrong, right for up to four ranks | 5 ranks: rank 0 returns
-# size - 1 => min(size, 4) - 1
-
-
-# %% all_gather: wrong, collects into float32 | of torch.float32; the chunks are of torch.int64
-def all_gather(chunk, rank, size, shift):
-    whole = torch.zeros(size, len(chunk))
-    whole[rank] = chunk
-    for step in range(size - 1):
-        whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
-    return whole.flatten()
-
-
-# %% all_gather: wrong, by way of float32 | the chunks of all ranks are
-def all_gather(chunk, rank, size, shift):
-    whole = torch.zeros(size, len(chunk))
-    whole[rank] = chunk
-    for step in range(size - 1):
-        whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
-    return whole.flatten().to(chunk.dtype)
-
-
 # %% doubling: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
 # x.clone() => torch.zeros(x.shape) + x.float()
-
-
 # %% doubling: wrong, three rounds at most | 16 ranks: rank 0 returns
 def all_reduce_by_doubling(x, rank, size, exchange):
     total = x.clone()
@@ -225,10 +175,3 @@ def all_reduce_by_doubling(x, rank, size, exchange):
         if distance < size:
             total = total + exchange(rank ^ distance, total)
     return total
-
-
-# %% all_reduce: wrong, by way of float32 | the sum over the ranks is
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.flatten().float()
-    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-    return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape).to(x.dtype)

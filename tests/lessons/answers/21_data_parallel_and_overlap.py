@@ -1,22 +1,14 @@
-# %% weigh: wrong, the plain mean | every rank counts alike, whatever its rows
-def weigh(loss, rows, size, all_reduce):
-    return loss
-
-
 # %% weigh: wrong, for a sum over the ranks | is 0.5 times that of one process
 # * size / => /
-
-
-# %% weigh: wrong, the sum over rows | is 4 times that of one process
-def weigh(loss, rows, size, all_reduce):
-    return loss * rows
-
-
 # %% weigh: wrong, takes equal shares for granted | is 0.5 times that of one process
 def weigh(loss, rows, size, all_reduce):
     return loss * rows / (rows * size)
 
 
+# %%% weigh: wrong, the plain mean | every rank counts alike, whatever its rows
+# loss * rows / (rows * size) => loss
+# %%% weigh: wrong, the sum over rows | is 4 times that of one process
+# rows / (rows * size) => rows
 # %% weigh: wrong, uses what all_reduce returns | raised TypeError
 def weigh(loss, rows, size, all_reduce):
     total = all_reduce(torch.tensor(float(rows)))
@@ -31,25 +23,25 @@ def weigh(loss, rows, size, all_reduce):
 # rows * size / total => total / (rows * size)
 # %% weigh: wrong, only for two ranks | is 0.6667 times that of one process
 # * size / => * 2 /
-
+# %% weigh: wrong, a whole mean number of rows | Ranks with [4, 3] rows
+# float(rows) => rows
+# * size / total => / (total // size)
+# %% weigh: wrong, adds up the losses of all ranks, too | Its own loss times the factor is
+# -     return loss * rows * size / total
+# +     weighted = loss * rows
+# +     all_reduce(weighted)
+# +     return weighted * size / total
 # %% buckets: wrong, in the order of the model | your first bucket begins with a
 # reversed(parameters) => parameters
 # %% buckets: wrong, does not fill up to the cap | has more buckets than it must
 # or size > => or size >=
-
-
 # %% buckets: wrong, forgets the last one | should be in exactly one bucket
-def buckets(parameters, cap):
-    found, bucket, full = [], [], 0
-    for name, size in reversed(parameters):
-        if bucket and full + size > cap:
-            found.append(bucket)
-            bucket, full = [], 0
-        bucket.append(name)
-        full += size
-    return found
-
-
+# , room = => , bucket, full = [],
+# not found or size > room => bucket and full + size > cap
+# append([]) => append(bucket)
+# room = cap => bucket, full = [], 0
+# found[-1] => bucket
+# room - => full +
 # %% buckets: wrong, closes a bucket when it is over the cap | has 9 bytes
 # room = [] => full = [[]]
 # if not found or size > room: => if full >= cap:
@@ -72,21 +64,22 @@ def buckets(parameters, cap):
 # size > room => full + size > cap
 # -             room = cap
 # room -= size => full += size
-
-
 # %% buckets: wrong, a generator | it should return a list of lists
 def buckets(parameters, cap):
     return ([name] for name, _ in reversed(parameters))
 
 
-# %% exposed: wrong, nothing hides | is all that is sent; some of it hides
-def exposed(backward, reduce):
-    return sum(reduce)
-
-
-# %% exposed: wrong, only the last bucket | A link that is slower than backward
-def exposed(backward, reduce):
-    return reduce[-1]
+# %% buckets: wrong, two large ones share a bucket | the bucket ['c', 'b'] has 50 bytes
+def buckets(parameters, cap):
+    found, full = [], 0
+    for name, size in reversed(parameters):
+        if found and (full + size <= cap or min(full, size) > cap):
+            found[-1].append(name)
+            full += size
+        else:
+            found.append([name])
+            full = size
+    return found
 
 
 # %% exposed: wrong, when the last message arrives | How long has backward been over by then?
@@ -95,23 +88,39 @@ def exposed(backward, reduce):
 # ready = free = 0 => ready, ends = 0, []
 # free = max(free, ready) + send => ends.append(ready + send)
 # return free => return max(ends)
-
-
-# %% exposed: wrong, the link never waits for gradients | One bucket
-def exposed(backward, reduce):
-    return max(0, sum(reduce) - sum(backward))
-
-
-# %% exposed: wrong, the link rests only before the first bucket | A link that is faster than backward
-def exposed(backward, reduce):
-    return max(0, backward[0] + sum(reduce) - sum(backward))
-
-
 # %% exposed: wrong, empties the lists | The lists have changed
 # for compute, send in zip(backward, reduce) => while backward
 # ready += compute => ready += backward.pop(0)
 # (free, ready) + send => (free, ready) + reduce.pop(0)
+# %% exposed: wrong, the link rests before the first and the last bucket only | A slow bucket in the middle
+def exposed(backward, reduce):
+    return max(reduce[-1], backward[0] + sum(reduce) - sum(backward))
 
+
+# %%% exposed: wrong, nothing hides | is all that is sent; some of it hides
+# max(reduce[-1], backward[0] + sum(reduce) - sum(backward)) => sum(reduce)
+# %%% exposed: wrong, only the last bucket | A link that is slower than backward
+# max(reduce[-1], backward[0] + sum(reduce) - sum(backward)) => reduce[-1]
+# %%% exposed: wrong, the link never waits for gradients | One bucket
+# reduce[-1], backward[0] + => 0,
+# %%% exposed: wrong, the link rests only before the first bucket | A link that is faster than backward
+# reduce[-1] => 0
+# %% exposed: wrong, looks at all messages and at the last two only | A long message before two short ones
+def exposed(backward, reduce):
+    if len(reduce) == 1:
+        return reduce[0]
+    waits = max(reduce[-1], reduce[-2] + reduce[-1] - backward[-1])
+    return max(waits, sum(reduce) - sum(backward[1:]))
+
+
+# %% exposed: wrong, looks at the first message, the second and the last two only | A long message in the middle of six
+def exposed(backward, reduce):
+    places = {0, min(1, len(reduce) - 1), max(0, len(reduce) - 2), len(reduce) - 1}
+    return max(sum(reduce[place:]) - sum(backward[place + 1 :]) for place in places)
+
+
+# %% exposed: wrong, whole units of time only | Times with fractions
+# free - ready => int(free - ready)
 # %% accumulate: wrong, adds up the micro-batches | is 2 times that of one process
 # -     rows = sum(len(x) for x, _ in parts)
 # (loss_of(model(x), y) * len(x) / rows) => loss_of(model(x), y)
@@ -120,8 +129,6 @@ def exposed(backward, reduce):
 # * len(x) / rows => / len(parts)
 # %% accumulate: wrong, the sum over the ranks | on rank 0 is 2 times that of one process
 # (parameter) / size => (parameter)
-
-
 # %% accumulate: wrong, an all-reduce for each parameter | after 4 all-reduces where one is enough
 def accumulate(model, loss_of, parts, size, all_reduce):
     rows = sum(len(x) for x, _ in parts)
@@ -153,62 +160,12 @@ def accumulate(model, loss_of, parts, size, all_reduce):
 # -         (loss_of(model(x), y) * len(x) / rows).backward()
 # +         model.zero_grad()
 # +         (loss_of(model(x), y) * len(x) / rows).backward()
-
-
-# %% exposed: wrong, the link rests before the first and the last bucket only | A slow bucket in the middle
-def exposed(backward, reduce):
-    return max(reduce[-1], backward[0] + sum(reduce) - sum(backward))
-
-
-# %% weigh: wrong, a whole mean number of rows | Ranks with [4, 3] rows
-# float(rows) => rows
-# * size / total => / (total // size)
-
-
-# %% exposed: wrong, looks at all messages and at the last two only | A long message before two short ones
-def exposed(backward, reduce):
-    if len(reduce) == 1:
-        return reduce[0]
-    waits = max(reduce[-1], reduce[-2] + reduce[-1] - backward[-1])
-    return max(waits, sum(reduce) - sum(backward[1:]))
-
-
 # %% accumulate: wrong, one forward for all micro-batches | goes through the model by itself
 # -     rows = sum(len(x) for x, _ in parts)
 # -     for x, y in parts:
 # -         (loss_of(model(x), y) * len(x) / rows).backward()
 # +     x, y = (torch.cat(each) for each in zip(*parts))
 # +     loss_of(model(x), y).backward()
-
-# %% weigh: wrong, adds up the losses of all ranks, too | Its own loss times the factor is
-# -     return loss * rows * size / total
-# +     weighted = loss * rows
-# +     all_reduce(weighted)
-# +     return weighted * size / total
-
-
-# %% buckets: wrong, two large ones share a bucket | the bucket ['c', 'b'] has 50 bytes
-def buckets(parameters, cap):
-    found, full = [], 0
-    for name, size in reversed(parameters):
-        if found and (full + size <= cap or min(full, size) > cap):
-            found[-1].append(name)
-            full += size
-        else:
-            found.append([name])
-            full = size
-    return found
-
-
-# %% exposed: wrong, looks at the first message, the second and the last two only | A long message in the middle of six
-def exposed(backward, reduce):
-    places = {0, min(1, len(reduce) - 1), max(0, len(reduce) - 2), len(reduce) - 1}
-    return max(sum(reduce[place:]) - sum(backward[place + 1 :]) for place in places)
-
-
-# %% exposed: wrong, whole units of time only | Times with fractions
-# free - ready => int(free - ready)
-
 # %% accumulate: wrong, all forwards before the first backward | micro-batches waited for their backward
 # -     for x, y in parts:
 # -         (loss_of(model(x), y) * len(x) / rows).backward()

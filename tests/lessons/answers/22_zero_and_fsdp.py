@@ -1,10 +1,3 @@
-# %% memory: wrong, cuts one stage too late | bytes is what stage 0 holds
-def memory(stage, numbers, ranks, states):
-    parameters = 4 * numbers / (ranks if stage > 3 else 1)
-    gradients = 4 * numbers / (ranks if stage > 2 else 1)
-    return parameters + gradients + 4 * states * numbers / (ranks if stage > 1 else 1)
-
-
 # %% memory: wrong, everything is cut from stage 1 on | bytes is what stage 3 holds
 def memory(stage, numbers, ranks, states):
     return 4 * numbers * (2 + states) / (ranks if stage >= 1 else 1)
@@ -17,36 +10,27 @@ def memory(stage, numbers, ranks, states):
     return parameters + gradients + 4 * states * numbers / (ranks if stage == 1 else 1)
 
 
-# %% memory: wrong, counts numbers | A number has four bytes
-def memory(stage, numbers, ranks, states):
-    cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
-    return numbers / cut[0] + numbers / cut[1] + states * numbers / cut[2]
-
-
-# %% memory: wrong, knows only Adam | would be right with 2 states for each number
-def memory(stage, numbers, ranks, states):
-    cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
-    return 4 * numbers * (1 / cut[0] + 1 / cut[1] + 2 / cut[2])
-
-
+# %%% memory: wrong, cuts one stage too late | bytes is what stage 0 holds
+# == 3 => > 3
+# == 2 => > 2
+# == 1 => > 1
 # %% memory: wrong, one state | would be right with 1 state for each number
 def memory(stage, numbers, ranks, states):
     cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
     return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
 
 
-# %% memory: wrong, parameters first | Stage 1, 1200 numbers, 4 ranks, 2 states: a rank holds 12000 bytes, not 15600
-def memory(stage, numbers, ranks, states):
-    cut = [ranks if stage >= first else 1 for first in (1, 2, 3)]
-    return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
-
-
-# %% memory: wrong, on four ranks only | Stage 2, 1200 numbers, 3 ranks, 0 states: a rank holds
-def memory(stage, numbers, ranks, states):
-    cut = [4 if stage >= first else 1 for first in (3, 2, 1)]
-    return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
-
-
+# %%% memory: wrong, counts numbers | A number has four bytes
+# -     return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
+# +     return numbers / cut[0] + numbers / cut[1] + states * numbers / cut[2]
+# %%% memory: wrong, knows only Adam | would be right with 2 states for each number
+# min(states, 1) => 2
+# %%% memory: wrong, parameters first | Stage 1, 1200 numbers, 4 ranks, 2 states: a rank holds 12000 bytes, not 15600
+# 3, 2, 1 => 1, 2, 3
+# min(states, 1) => states
+# %%% memory: wrong, on four ranks only | Stage 2, 1200 numbers, 3 ranks, 0 states: a rank holds
+# ranks if => 4 if
+# min(states, 1) => states
 # %% held: wrong, rounds down | each rank has 3 places
 # -     share = -(-sum(count for _, count in sizes) // ranks)  # rounded up
 # -     first, last = rank * share, (rank + 1) * share
@@ -65,8 +49,6 @@ def memory(stage, numbers, ranks, states):
 # -     found, start = [], 0
 # +     first, last, found, start = rank * share, (rank + 1) * share, [], 0
 # begin - start, end - start => begin, end
-
-
 # %% held: wrong, leaves empty parts in | is an empty part; leave it out
 def held(sizes, ranks, rank):
     share = -(-sum(count for _, count in sizes) // ranks)
@@ -110,8 +92,6 @@ def held(sizes, ranks, rank):
 # -     found, start = [], 0
 # +     first, last, found, start = rank * share, (rank + 1) * share, [], 0
 # end - start => end - start - 1
-
-
 # %% held: wrong, the sum of all | A list of (name, begin, end) is wanted
 def held(sizes, ranks, rank):
     share = -(-sum(count for _, count in sizes) // ranks)
@@ -126,52 +106,46 @@ def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gath
     whole.copy_(all_gather(shard.data))
 
 
+# %%% step: wrong, does not clip | 2 ranks, step 2
+# -     shard.grad *= min(1, most / shard.grad.norm())
 # %% step: wrong, adds up norms, not squares | the shard of rank 0 has moved
 # square = shard.grad.square().sum => norm = shard.grad.norm
 # (square) => (norm)
 # square.sqrt() => norm
 # %% step: wrong, the sum of the gradients | has moved 2 times as far as one process
 # (gradient) / size => (gradient)
-# %% step: wrong, does not clip | 2 ranks, step 2
-# -     square = shard.grad.square().sum()
-# -     all_reduce(square)
-# -     shard.grad *= min(1, most / square.sqrt())
 # %% step: wrong, gathers nothing | the other shards of `whole` are not those of the other ranks
 # -     whole.copy_(all_gather(shard.data))
 # %% step: wrong, makes another whole | the other shards of `whole` are not those of the other ranks
 # whole.copy_(all_gather(shard.data)) => whole = all_gather(shard.data)
 # %% step: wrong, scales up what is small | 2 ranks, step 1
 # min(1, most / square.sqrt()) => most / square.sqrt()
-
-
 # %% step: wrong, an all-reduce of the whole gradient | numbers go through all_reduce
-def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
-    all_reduce(gradient)
-    gradient /= size
-    shard.grad = reduce_scatter(gradient) / size
-    shard.grad *= min(1, most / gradient.norm())
-    optimizer.step()
-    whole.copy_(all_gather(shard.data))
-
-
+# shard.grad = reduce_scatter(gradient) / size => all_reduce(gradient)
+# square = shard.grad.square().sum() => gradient /= size
+# all_reduce(square) => shard.grad = reduce_scatter(gradient) / size
+# square.sqrt => gradient.norm
 # %% step: wrong, gathers before the step | the other shards of `whole` are not those of the other ranks
-def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
-    shard.grad = reduce_scatter(gradient) / size
-    square = shard.grad.square().sum()
-    all_reduce(square)
-    shard.grad *= min(1, most / square.sqrt())
-    whole.copy_(all_gather(shard.data))
-    optimizer.step()
-
-
+# -     optimizer.step()
+# -     whole.copy_(all_gather(shard.data))
+# +     whole.copy_(all_gather(shard.data))
+# +     optimizer.step()
 # %% step: wrong, gathers the whole on every rank | raised RuntimeError
 # shard.data => whole
 # %% step: wrong, some ranks alone add up the norm | In a collective all ranks make the same call
 # -     all_reduce(square)
 # +     if square > most**2:
 # +         all_reduce(square)
-
-
+# %% step: wrong, always clips to 1 | 3 ranks, step 2
+# , most / => , 1 /
+# %% step: wrong, divides by a norm of zero | raised ZeroDivisionError
+# square.sqrt() => square.item() ** 0.5
+# %% step: wrong, no step where the gradient is zero | 2 ranks, step 4
+# -     shard.grad *= min(1, most / square.sqrt())
+# -     optimizer.step()
+# +     if square:
+# +         shard.grad *= min(1, most / square.sqrt())
+# +         optimizer.step()
 # %% zero3: wrong, never frees | numbers were gathered at the same time
 def zero3(layers, x, loss_gradient):
     weights, inputs = [layer.gather() for layer in layers], []
@@ -199,76 +173,6 @@ def zero3(layers, x, loss_gradient):
         layer.reduce_scatter(of_weight)
 
 
-# %% zero3: wrong, does not free in backward | numbers were gathered at the same time
-def zero3(layers, x, loss_gradient):
-    inputs = []
-    for layer in layers:
-        inputs.append(x)
-        x = layer.forward(x, layer.gather())
-        layer.free()
-    gradient = loss_gradient(x)
-    for layer, x in zip(reversed(layers), reversed(inputs)):
-        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
-        layer.reduce_scatter(of_weight)
-
-
-# %% zero3: wrong, keeps outputs in place of inputs | Layer 1 takes inputs of width 4
-def zero3(layers, x, loss_gradient):
-    outputs = []
-    for layer in layers:
-        x = layer.forward(x, layer.gather())
-        outputs.append(x)
-        layer.free()
-    gradient = loss_gradient(x)
-    for layer, x in zip(reversed(layers), reversed(outputs)):
-        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
-        layer.reduce_scatter(of_weight)
-        layer.free()
-
-
-# %% zero3: wrong, backward in the order of forward | Layer 0 takes inputs of width 3
-def zero3(layers, x, loss_gradient):
-    inputs = []
-    for layer in layers:
-        inputs.append(x)
-        x = layer.forward(x, layer.gather())
-        layer.free()
-    gradient = loss_gradient(x)
-    for layer, x in zip(layers, inputs):
-        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
-        layer.reduce_scatter(of_weight)
-        layer.free()
-
-
-# %% zero3: wrong, hands gradients on at the end | numbers of whole gradients were there at the same time
-def zero3(layers, x, loss_gradient):
-    inputs, gradients = [], []
-    for layer in layers:
-        inputs.append(x)
-        x = layer.forward(x, layer.gather())
-        layer.free()
-    gradient = loss_gradient(x)
-    for layer, x in zip(reversed(layers), reversed(inputs)):
-        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
-        gradients.append(of_weight)
-        layer.free()
-    for layer, of_weight in zip(reversed(layers), gradients):
-        layer.reduce_scatter(of_weight)
-
-
-# %% zero3: wrong, the same gradient for all layers | Layer 0 takes inputs of width 3
-def zero3(layers, x, loss_gradient):
-    inputs = []
-    for layer in layers:
-        inputs.append(x)
-        x = layer.forward(x, layer.gather())
-        layer.free()
-    for layer, x_in in zip(reversed(layers), reversed(inputs)):
-        _, of_weight = layer.backward(x_in, layer.gather(), loss_gradient(x))
-        layer.reduce_scatter(of_weight)
-        layer.free()
-
-
 # %% zero3: wrong, a forward alone | no gradient was handed to `reduce_scatter`
 def zero3(layers, x, loss_gradient):
     for layer in layers:
@@ -292,18 +196,18 @@ def zero3(layers, x, loss_gradient):
             layer.free()
 
 
-# %% step: wrong, always clips to 1 | 3 ranks, step 2
-# , most / => , 1 /
-# %% step: wrong, divides by a norm of zero | raised ZeroDivisionError
-# square.sqrt() => square.item() ** 0.5
-# %% step: wrong, no step where the gradient is zero | 2 ranks, step 4
-# -     shard.grad *= min(1, most / square.sqrt())
-# -     optimizer.step()
-# +     if square:
-# +         shard.grad *= min(1, most / square.sqrt())
-# +         optimizer.step()
-
-
+# %%% zero3: wrong, does not free in backward | numbers were gathered at the same time
+# -         if layer is not layers[0]:
+# -             layer.free()
+# %%% zero3: wrong, hands gradients on at the end | numbers of whole gradients were there at the same time
+# inputs = => inputs, gradients = [],
+# -         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+# +         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+# +         gradients.append(of_weight)
+# +         layer.free()
+# +     for layer, of_weight in zip(reversed(layers), gradients):
+# -         if layer is not layers[0]:
+# -             layer.free()
 # %% zero3: wrong, turns the list of layers round | the list `layers` has changed
 def zero3(layers, x, loss_gradient):
     inputs = []
@@ -319,6 +223,26 @@ def zero3(layers, x, loss_gradient):
         layer.free()
 
 
+# %%% zero3: wrong, keeps outputs in place of inputs | Layer 1 takes inputs of width 4
+# inputs = => outputs =
+# -         inputs.append(x)
+# -         x = layer.forward(x, layer.gather())
+# +         x = layer.forward(x, layer.gather())
+# +         outputs.append(x)
+# -     layers.reverse()
+# -     for layer, x in zip(layers, reversed(inputs)):
+# +     for layer, x in zip(reversed(layers), reversed(outputs)):
+# %%% zero3: wrong, backward in the order of forward | Layer 0 takes inputs of width 3
+# -     layers.reverse()
+# -     for layer, x in zip(layers, reversed(inputs)):
+# +     for layer, x in zip(layers, inputs):
+# %%% zero3: wrong, the same gradient for all layers | Layer 0 takes inputs of width 3
+# -     gradient = loss_gradient(x)
+# -     layers.reverse()
+# -     for layer, x in zip(layers, reversed(inputs)):
+# -         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+# +     for layer, x_in in zip(reversed(layers), reversed(inputs)):
+# +         _, of_weight = layer.backward(x_in, layer.gather(), loss_gradient(x))
 # %% zero3: wrong, computes forward again from the beginning for each layer | two for each layer are enough
 def zero3(layers, x, loss_gradient):
     def forward(x, count):

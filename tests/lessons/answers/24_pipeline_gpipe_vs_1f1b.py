@@ -14,96 +14,81 @@
 # ratio / (1 + ratio) => round(ratio / (1 + ratio), 2)
 # %% idle_share: wrong, nearly right while it is small | of the step is idle
 # return ratio / (1 + ratio) => return ratio - ratio**2 + ratio**3
-
-# %% enough: wrong, rounds down | is idle
-def enough(workers, share):
-    return max(1, int((workers - 1) / share - workers + 1 - 1e-6))
-
-
-# %% enough: wrong, takes many | would do
-def enough(workers, share):
-    return 1000
-
-
-# %% enough: wrong, a fraction | whole number
-def enough(workers, share):
-    return (workers - 1) / share - workers + 1
-
-
-# %% enough: wrong, none for one worker | has to be one
-def enough(workers, share):
-    return round((workers - 1) * (1 - share) / share + 0.4999)
-
-
 # %% enough: wrong, the other measure | would do
 # (microbatches + workers - 1) => microbatches
 # %% enough: wrong, one too many where it fits exactly | but 27 would do
 # > share + 1e-9 => >= share
-
-
 # %% enough: wrong, four times the workers | is idle
 def enough(workers, share):
     return 4 * workers
 
 
+# %%% enough: wrong, rounds down | is idle
+# 4 * workers => max(1, int((workers - 1) / share - workers + 1 - 1e-6))
+# %%% enough: wrong, takes many | would do
+# 4 * workers => 1000
+# %%% enough: wrong, a fraction | whole number
+# 4 * workers => (workers - 1) / share - workers + 1
+# %%% enough: wrong, none for one worker | has to be one
+# 4 * workers => round((workers - 1) * (1 - share) / share + 0.4999)
 # %% enough: wrong, p in place of p - 1 | would do
 # (workers - 1) => workers
 # (microbatches + workers - 1) > share + 1e-9 => (microbatches + workers) > share
-
-
-# %% most_kept: wrong, counts forwards | keeps 2 at most; you say 4
-def most_kept(ops):
-    return sum("F" in op for op in ops)
-
-
-# %% most_kept: wrong, tells what is left at the end | keeps 2 at most; you say 0
-def most_kept(ops):
-    return sum(1 if "F" in op else -1 for op in ops)
-
-
-# %% most_kept: wrong, only those before the first backward | keeps 2 at most; you say 1
-def most_kept(ops):
-    return next(index for index, op in enumerate(ops) if "B" in op)
+# %% enough: wrong, tries some hundred only | 0.25% is idle
+def enough(workers, share):
+    for microbatches in range(1, 400):
+        if (workers - 1) / (microbatches + workers - 1) <= share + 1e-9:
+            return microbatches
+    return 400
 
 
 # %% most_kept: wrong, the letter is always the second | keeps 3 at most; you say 0
 # "F" in op => op[1] == "F"
-
-
-# %% most_kept: wrong, the number of workers | keeps 3 at most; you say 2
-def most_kept(ops):
-    return 2
-
-
 # %% most_kept: wrong, forwards in a row | keeps
 # kept = most => row = most
 # kept += 1 if "F" in op else -1 => row = row + 1 if "F" in op else 0
 # most, kept => most, row
 # %% most_kept: wrong, counts before the operation | keeps 2 at most; you say 3
 # most = 0 => most = 1
-
-
 # %% most_kept: wrong, the highest number of a micro-batch | keeps 2 at most; you say 4
 def most_kept(ops):
     return 1 + max(int(op.split("F")[1]) for op in ops if "F" in op)
 
 
-# %% one_f_one_b: wrong, GPipe | the list is
-def one_f_one_b(worker, workers, microbatches):
-    return [f"{worker}{letter}{i}" for letter in "FB" for i in range(microbatches)]
+# %%% most_kept: wrong, counts forwards | keeps 2 at most; you say 4
+# 1 + max(int(op.split("F")[1]) for op in ops if "F" in op) => sum("F" in op for op in ops)
+# %%% most_kept: wrong, tells what is left at the end | keeps 2 at most; you say 0
+# 1 + max(int(op.split("F")[1]) for op in ops if "F" in op) => sum(1 if "F" in op else -1 for op in ops)
+# %%% most_kept: wrong, only those before the first backward | keeps 2 at most; you say 1
+# 1 + max(int(op.split("F")[1]) for op in ops if "F" in op) => next(index for index, op in enumerate(ops) if "B" in op)
+# %%% most_kept: wrong, the number of workers | keeps 3 at most; you say 2
+# 1 + max(int(op.split("F")[1]) for op in ops if "F" in op) => 2
+# %% most_kept: wrong, takes micro-batches to be in order | 3B0 3B1 keeps 3 at most; you say
+def most_kept(ops):
+    forward = backward = most = 0
+    for op in ops:
+        if "F" in op:
+            forward = int(op.split("F")[1]) + 1
+        else:
+            backward = int(op.split("B")[1]) + 1
+        most = max(most, forward - backward)
+    return most
 
 
+# %% most_kept: wrong, empties the list | The list `ops` has changed
+# for op in => while
+# op else - => ops.pop(0) else -
 # %% one_f_one_b: wrong, strictly in turn | the list is 0F0 0F1 0B0
 def one_f_one_b(worker, workers, microbatches):
     return [f"{worker}{letter}{i}" for i in range(microbatches) for letter in "FB"]
 
 
+# %%% one_f_one_b: wrong, GPipe | the list is
+# i in range(microbatches) for letter in "FB" => letter in "FB" for i in range(microbatches)
 # %% one_f_one_b: wrong, every worker begins like the first | worker 1 of 2
 # workers - worker => workers
 # %% one_f_one_b: wrong, micro-batches that do not exist | with 2 micro-batches the list is 0F0 0F1 0B0 0B1
 # min(workers - worker, microbatches) => workers - worker
-
-
 # %% one_f_one_b: wrong, forgets to drain | the list is
 def one_f_one_b(worker, workers, microbatches):
     first = min(workers - worker, microbatches)
@@ -115,8 +100,6 @@ def one_f_one_b(worker, workers, microbatches):
 
 # %% one_f_one_b: wrong, one forward too few at the beginning | the list is
 # workers - worker => workers - worker - 1
-
-
 # %% one_f_one_b: wrong, the last micro-batch first on the way back | the list is
 def one_f_one_b(worker, workers, microbatches):
     first = min(workers - worker, microbatches)
@@ -141,28 +124,3 @@ def one_f_one_b(worker, workers, microbatches):
 # "{worker}F{first + i}" => "0F{first + i}"
 # %% one_f_one_b: wrong, for two workers only | worker 0 of 1
 # workers - => 2 -
-
-
-# %% enough: wrong, tries some hundred only | 0.25% is idle
-def enough(workers, share):
-    for microbatches in range(1, 400):
-        if (workers - 1) / (microbatches + workers - 1) <= share + 1e-9:
-            return microbatches
-    return 400
-
-
-# %% most_kept: wrong, takes micro-batches to be in order | 3B0 3B1 keeps 3 at most; you say
-def most_kept(ops):
-    forward = backward = most = 0
-    for op in ops:
-        if "F" in op:
-            forward = int(op.split("F")[1]) + 1
-        else:
-            backward = int(op.split("B")[1]) + 1
-        most = max(most, forward - backward)
-    return most
-
-
-# %% most_kept: wrong, empties the list | The list `ops` has changed
-# for op in => while
-# op else - => ops.pop(0) else -

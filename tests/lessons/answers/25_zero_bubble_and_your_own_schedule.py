@@ -8,33 +8,23 @@ def in_halves(words):
 # ("B", "I"), word.replace("B", "W") => ("B", "W"), word.replace("B", "I")
 # %% in_halves: wrong, leaves the backward in | should become
 # .replace("B", "I"), => ,
-
-
-# %% in_halves: wrong, input gradients alone | should become
-def in_halves(words):
-    return [word.replace("B", "I") for word in words]
-
-
 # %% in_halves: wrong, one text | A list of texts is wanted
 def in_halves(words):
     return " ".join(words).replace("B", "I")
 
 
-# %% in_halves: wrong, pairs in the list | A list of texts is wanted
-def in_halves(words):
-    return [[word.replace("B", "I"), word.replace("B", "W")] if "B" in word else word for word in words]
-
-
+# %%% in_halves: wrong, input gradients alone | should become
+# " ".join(words).replace("B", "I") => [word.replace("B", "I") for word in words]
 # %% in_halves: wrong, both halves in one word | should become
 def in_halves(words):
     return [word.replace("B", "I") + " " + word.replace("B", "W") if "B" in word else word for word in words]
 
 
+# %%% in_halves: wrong, pairs in the list | A list of texts is wanted
+# word.replace("B", "I") + " " + word.replace("B", "W") => [word.replace("B", "I"), word.replace("B", "W")]
 # %% in_halves: wrong, numbers of one digit | should become
 # -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
 # +         halves += [f"{word[0]}I{word[2]}", f"{word[0]}W{word[2]}"] if word[1] == "B" else [word]
-
-
 # %% in_halves: wrong, changes the list | has changed the list
 def in_halves(words):
     place = 0
@@ -51,6 +41,14 @@ def in_halves(words):
     return (word.replace("B", half) for word in words for half in ("IW" if "B" in word else "F"))
 
 
+# %% in_halves: wrong, takes the first stage for all | should become
+# halves = => stage, halves = words[0].split("F")[0],
+# -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
+# +         number = word.split("B")[-1]
+# +         halves += [f"{stage}I{number}", f"{stage}W{number}"] if "B" in word else [word]
+# %% in_halves: wrong, all that is no forward becomes two | '0F0 0F1 0I0 0W0 0B1' should become
+# -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
+# +         halves += [word] if "F" in word else [word.replace("B", "I"), word.replace("B", "W")]
 # %% mine: wrong, the schedule above | leaves 14.3% idle
 # 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 => 0I0 0F2 0I1 0W0 0F3 0I2 0W1 0I3 0W2
 # %% mine: wrong, keeps all | 4 micro-batches, and 3 are allowed
@@ -61,12 +59,13 @@ def in_halves(words):
 # 1I0 1F1 1I1 => 1F1 1I0 1I1
 # %% mine: wrong, forgets a half | 0W3 is missing
 # 0W2 0I3 0W3 => 0W2 0I3
-
 # %% mine: wrong, no schedule | is not an operation
 mine = "forward forward backward backward"
 
+
 # %% mine: wrong, one line | Two workers need two lines
 mine = "0F0 0B0"
+
 
 # %% mine: wrong, 1F1B | leaves 20.0% idle
 # 0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3 => 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3
@@ -74,64 +73,23 @@ mine = "0F0 0B0"
 # %% mine: wrong, three micro-batches | It was refused
 # 0F3 0W1 0I2 0W2 0I3 0W3 => 0W1 0I2 0W2
 # 1F3 1I3 1W2 1W3 => 1W2
-
 # %% mine: wrong, a list | a text of two lines
 mine = ["0F0 0F1", "1F0 1F1"]
 
 
-# %% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
-def zero_bubble(worker, workers, microbatches):
-    words = []
-    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
-        words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
-    return words
-
-
-# %% zero_bubble: wrong, 1F1B | takes 15 units; 13 are enough
-def zero_bubble(worker, workers, microbatches):
-    return str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
+# %% mine: wrong, the last backward is whole | It runs, and has 0B3
+# 0W2 0I3 0W3 => 0W2 0B3
+# %% mine: wrong, lists of words | a text of two lines
+mine = [
+    "0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3".split(),
+    "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3".split(),
+]
 
 
 # %% zero_bubble: wrong, all weights at the end | are allowed
 def zero_bubble(worker, workers, microbatches):
     words = str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
     return [word.replace("B", "I") for word in words] + [word.replace("B", "W") for word in words if "B" in word]
-
-
-# %% zero_bubble: wrong, the first worker delays most | are allowed
-def zero_bubble(worker, workers, microbatches):
-    words, saved = [], []
-    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
-        words.append(word.replace("B", "I"))
-        if "B" in word:
-            saved.append(word.replace("B", "W"))
-        if len(saved) > workers - 1 - worker:
-            words.append(saved.pop(0))
-    return words + saved
-
-
-# %% zero_bubble: wrong, one micro-batch later on each worker | are allowed
-def zero_bubble(worker, workers, microbatches):
-    words, saved = [], []
-    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
-        words.append(word.replace("B", "I"))
-        if "B" in word:
-            saved.append(word.replace("B", "W"))
-            if len(saved) > 1:
-                words.append(saved.pop(0))
-    return words + saved
-
-
-# %% zero_bubble: wrong, forgets the weights that are left | is missing
-def zero_bubble(worker, workers, microbatches):
-    words, saved = [], []
-    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
-        words.append(word.replace("B", "I"))
-        if "B" in word:
-            saved.append(word.replace("B", "W"))
-            if len(saved) > worker:
-                words.append(saved.pop(0))
-    return words
 
 
 # %% zero_bubble: wrong, always the first worker | it was refused
@@ -142,6 +100,8 @@ def zero_bubble(worker, workers, microbatches):
     return words
 
 
+# %%% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
+# 0 => worker
 # %% zero_bubble: wrong, the schedule of two workers and four micro-batches | it was refused
 def zero_bubble(worker, workers, microbatches):
     return ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3"][
@@ -154,6 +114,8 @@ def zero_bubble(worker, workers, microbatches):
     return str(schedule("1f1b", workers, microbatches)).splitlines()[worker]
 
 
+# %%% zero_bubble: wrong, 1F1B | takes 15 units; 13 are enough
+# [worker] => [worker].split()
 # %% zero_bubble: wrong, one delay too many | are allowed
 def zero_bubble(worker, workers, microbatches):
     words, saved = [], []
@@ -166,24 +128,16 @@ def zero_bubble(worker, workers, microbatches):
     return words + saved
 
 
-# %% in_halves: wrong, takes the first stage for all | should become
-# halves = => stage, halves = words[0].split("F")[0],
-# -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
-# +         number = word.split("B")[-1]
-# +         halves += [f"{stage}I{number}", f"{stage}W{number}"] if "B" in word else [word]
-# %% in_halves: wrong, all that is no forward becomes two | '0F0 0F1 0I0 0W0 0B1' should become
-# -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
-# +         halves += [word] if "F" in word else [word.replace("B", "I"), word.replace("B", "W")]
-
-# %% mine: wrong, the last backward is whole | It runs, and has 0B3
-# 0W2 0I3 0W3 => 0W2 0B3
-
-# %% mine: wrong, lists of words | a text of two lines
-mine = [
-    "0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3".split(),
-    "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3".split(),
-]
-
+# %%% zero_bubble: wrong, the first worker delays most | are allowed
+# -             if len(saved) > worker + 1:
+# -                 words.append(saved.pop(0))
+# +         if len(saved) > workers - 1 - worker:
+# +             words.append(saved.pop(0))
+# %%% zero_bubble: wrong, one micro-batch later on each worker | are allowed
+# worker + 1 => 1
+# %%% zero_bubble: wrong, forgets the weights that are left | is missing
+# worker + 1 => worker
+# words + saved => words
 # %% zero_bubble: wrong, numbers of one digit | For 2 workers and 12 micro-batches
 # word.replace("B", "I") => f"{word[0]}I{word[2]}"
 # word.replace("B", "W") => f"{word[0]}W{word[2]}"

@@ -3,28 +3,16 @@
 # -         most = max(most, waiting + sum(kept[begin : begin + length]))
 # -         waiting += inputs[begin]
 # +         most = max(most, sum(kept[begin : begin + length]))
-
 # %% peak: wrong, all layers | is what all layers keep together
 def peak(kept, inputs, segments):
     return sum(kept)
 
 
 # %% peak: wrong, the segment's own input twice | the most held at once is
-def peak(kept, inputs, segments):
-    waiting, begin, most = 0, 0, 0
-    for length in segments:
-        waiting += inputs[begin]
-        most = max(most, waiting + sum(kept[begin : begin + length]))
-        begin += length
-    return most
-
-
-# %% peak: wrong, inputs of all segments | the most held at once is
-def peak(kept, inputs, segments):
-    begins = [sum(segments[:i]) for i in range(len(segments))]
-    return sum(inputs[b] for b in begins) + max(sum(kept[b : b + n]) for b, n in zip(begins, segments))
-
-
+# -         most = max(most, waiting + sum(kept[begin : begin + length]))
+# -         waiting += inputs[begin]
+# +         waiting += inputs[begin]
+# +         most = max(most, waiting + sum(kept[begin : begin + length]))
 # %% peak: wrong, later segments instead of earlier ones | is what the largest segment keeps
 def peak(kept, inputs, segments):
     begins = [sum(segments[:i]) for i in range(len(segments))]
@@ -36,27 +24,27 @@ def peak(kept, inputs, segments):
 # %% peak: wrong, inputs by number of the segment | the most held at once is
 # length in segments => number, length in enumerate(segments)
 # inputs[begin] => inputs[number]
-
-
-# %% peak: wrong, only the last segment | the most held at once is
-def peak(kept, inputs, segments):
-    begins = [sum(segments[:i]) for i in range(len(segments))]
-    return sum(inputs[b] for b in begins[:-1]) + sum(kept[begins[-1] :])
-
-
 # %% peak: wrong, eats its arguments | the lists have changed
 # begin, most = 0, => most =
 # most = max(most, waiting + sum(kept[begin : begin + length])) => part = [kept.pop(0) for _ in range(length)]
 # waiting += inputs[begin] => most = max(most, waiting + sum(part))
 # begin += length => waiting += sum([inputs.pop(0) for _ in range(length)][:1])
-
-
 # %% peak: wrong, a list of all sums | It should return a number
 def peak(kept, inputs, segments):
     begins = [sum(segments[:i]) for i in range(len(segments))]
     return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
 
 
+# %%% peak: wrong, inputs of all segments | the most held at once is
+# -     return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+# +     return sum(inputs[b] for b in begins) + max(sum(kept[b : b + n]) for b, n in zip(begins, segments))
+# %%% peak: wrong, only the last segment | the most held at once is
+# -     return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+# +     return sum(inputs[b] for b in begins[:-1]) + sum(kept[begins[-1] :])
+# %%% peak: wrong, the first segment does not count where there are others | kept [50, 10, 10]
+# -     return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+# +     sums = [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+# +     return max(sums[1:] or sums)
 # %% best_segments: wrong, always the square root | is possible
 def best_segments(kept, inputs):
     n = len(kept)
@@ -64,31 +52,19 @@ def best_segments(kept, inputs):
     return [length] * (n // length) + ([n % length] if n % length else [])
 
 
-# %% best_segments: wrong, every layer by itself | is possible
-def best_segments(kept, inputs):
-    return [1] * len(kept)
-
-
-# %% best_segments: wrong, all in one | is possible
-def best_segments(kept, inputs):
-    return [len(kept)]
-
-
-# %% best_segments: wrong, a number | It should return a list of lengths
-def best_segments(kept, inputs):
-    return round(len(kept) ** 0.5)
-
-
-# %% best_segments: wrong, places of cuts | no list of such lengths
-def best_segments(kept, inputs):
-    return [0, len(kept) // 2]
-
-
 # %% best_segments: wrong, halves | is possible
 def best_segments(kept, inputs):
     return [len(kept) // 2 or 1] * 2
 
 
+# %%% best_segments: wrong, every layer by itself | is possible
+# [len(kept) // 2 or 1] * 2 => [1] * len(kept)
+# %%% best_segments: wrong, all in one | is possible
+# [len(kept) // 2 or 1] * 2 => [len(kept)]
+# %%% best_segments: wrong, a number | It should return a list of lengths
+# [len(kept) // 2 or 1] * 2 => round(len(kept) ** 0.5)
+# %%% best_segments: wrong, places of cuts | no list of such lengths
+# [len(kept) // 2 or 1] * 2 => [0, len(kept) // 2]
 # %% best_segments: wrong, only equal segments | is possible
 def best_segments(kept, inputs):
     def peak(segments):
@@ -104,33 +80,28 @@ def best_segments(kept, inputs):
 
 
 # %% best_segments: wrong, forgets the inputs | is possible
-def best_segments(kept, inputs):
-    import itertools
-
-    def largest(segments):
-        begin, most = 0, 0
-        for length in segments:
-            most = max(most, sum(kept[begin : begin + length]))
-            begin += length
-        return most
-
-    n, ways = len(kept), []
-    for cuts in itertools.product((True, False), repeat=n - 1):
-        places = [0, *(place for place, cut in enumerate(cuts, 1) if cut), n]
-        ways.append([b - a for a, b in itertools.pairwise(places)])
-    return min(ways, key=largest)
-
-
-# %% recomputed: wrong, keeps everything | are still alive
-def recomputed(run, x):
-    return run(x)
-
-
+# def peak => def largest
+# waiting, begin, most = 0, => begin, most =
+# -             most = max(most, waiting + sum(kept[begin : begin + length]))
+# -             waiting += inputs[begin]
+# +             most = max(most, sum(kept[begin : begin + length]))
+# ways = => n, ways = len(kept),
+# (False, True), repeat=len(kept) => (True, False), repeat=n
+# , len(kept) => , n
+# end - begin for begin, end => b - a for a, b
+# peak => largest
+# %% best_segments: wrong, no segment longer than the one before | with segments [2, 2, 1] the most held at once is 31
+# -         ways.append([end - begin for begin, end in itertools.pairwise(places)])
+# +         lengths = [end - begin for begin, end in itertools.pairwise(places)]
+# +         if all(one >= other for one, other in itertools.pairwise(lengths)):
+# +             ways.append(lengths)
 # %% recomputed: wrong, by torch's checkpoint | Here you should do without it
 def recomputed(run, x):
     return checkpoint(run, x, use_reentrant=False)
 
 
+# %%% recomputed: wrong, keeps everything | are still alive
+# checkpoint(run, x, use_reentrant=False) => run(x)
 # %% recomputed: wrong, by torch's older checkpoint, from its module | Here you should do without it
 def recomputed(run, x):
     import torch.utils.checkpoint
@@ -145,42 +116,20 @@ def recomputed(run, x):
 
 
 # %% recomputed: wrong, autograd is off in backward | does not require grad
-def recomputed(run, x):
-    class Again(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return run(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            x = ctx.saved_tensors[0].detach().requires_grad_()
-            y = run(x)
-            y.backward(gradient)
-            return x.grad
-
-    return Again.apply(x)
-
-
+# -             ctx.state = torch.get_rng_state()
+# -             return run(x)  # within a Function autograd is off
+# +             return run(x)
+# -             with torch.random.fork_rng(devices=[]), torch.enable_grad():
+# -                 torch.set_rng_state(ctx.state)
+# -                 y = run(x)
+# +             y = run(x)
 # %% recomputed: wrong, another mask | the second run draws another mask
-def recomputed(run, x):
-    class Again(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return run(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            x = ctx.saved_tensors[0].detach().requires_grad_()
-            with torch.enable_grad():
-                y = run(x)
-            y.backward(gradient)
-            return x.grad
-
-    return Again.apply(x)
-
-
+# -             ctx.state = torch.get_rng_state()
+# -             return run(x)  # within a Function autograd is off
+# +             return run(x)
+# -             with torch.random.fork_rng(devices=[]), torch.enable_grad():
+# -                 torch.set_rng_state(ctx.state)
+# +             with torch.enable_grad():
 # %% recomputed: wrong, leaves the old random state behind | put the state back
 # -             with torch.random.fork_rng(devices=[]), torch.enable_grad():
 # -                 torch.set_rng_state(ctx.state)
@@ -193,8 +142,6 @@ def recomputed(run, x):
 # -             y.backward(gradient)
 # -             return x.grad
 # +             return torch.autograd.grad(y, x, gradient)[0]
-
-
 # %% recomputed: wrong, keeps the graph all the same | are still alive
 def recomputed(run, x):
     class Again(torch.autograd.Function):
@@ -220,35 +167,6 @@ def recomputed(run, x):
 # +             run(x)
 # +             torch.set_rng_state(ctx.state)
 # +             return run(x)  # within a Function autograd is off
-
-
-# %% plan: wrong, everything again | are enough
-def plan(layers, budget):
-    return set(range(len(layers)))
-
-
-# %% plan: wrong, nothing again | is held at one moment
-def plan(layers, budget):
-    return set()
-
-
-# %% plan: wrong, the cheapest first until it fits | are enough
-def plan(layers, budget):
-    def most(again):
-        held, largest = 0, 0
-        for number, (kept, given, _) in enumerate(layers):
-            largest = max(largest, held + kept)
-            held += given if number in again else kept
-        return largest
-
-    again = set()
-    for number in sorted(range(len(layers)), key=lambda i: layers[i][2]):
-        if most(again) <= budget:
-            return again
-        again.add(number)
-    return again if most(again) <= budget else None
-
-
 # %% plan: wrong, the most bytes for a second first | are enough
 def plan(layers, budget):
     def most(again):
@@ -266,6 +184,8 @@ def plan(layers, budget):
     return again if most(again) <= budget else None
 
 
+# %%% plan: wrong, the cheapest first until it fits | are enough
+# (layers[i][1] - layers[i][0]) / (layers[i][2] or 1e-9) => layers[i][2]
 # %% plan: wrong, only the end of forward counts | so the answer is None
 def plan(layers, budget):
     import itertools
@@ -281,57 +201,32 @@ def plan(layers, budget):
 
 
 # %% plan: wrong, as few layers as possible | are enough
-def plan(layers, budget):
-    import itertools
-
-    def most(again):
-        held, largest = 0, 0
-        for number, (kept, given, _) in enumerate(layers):
-            largest = max(largest, held + kept)
-            held += given if number in again else kept
-        return largest
-
-    for size in range(len(layers) + 1):
-        for again in itertools.combinations(range(len(layers)), size):
-            if most(again) <= budget:
-                return set(again)
-    return None
-
-
+# -     sizes = range(len(layers) + 1)
+# -     subsets = [set(each) for size in sizes for each in itertools.combinations(range(len(layers)), size)]
+# -     fitting = [each for each in subsets if most(each) <= budget]
+# -     return min(fitting, key=lambda again: sum(layers[number][2] for number in again), default=None)
+# +     for size in range(len(layers) + 1):
+# +         for again in itertools.combinations(range(len(layers)), size):
+# +             if most(again) <= budget:
+# +                 return set(again)
+# +     return None
 # %% plan: wrong, a list | It should return a set of layer numbers
 def plan(layers, budget):
     return list(range(len(layers)))
 
 
+# %%% plan: wrong, everything again | are enough
+# list => set
+# %%% plan: wrong, nothing again | is held at one moment
+# list(range(len(layers))) => set()
 # %% plan: wrong, an empty set where nothing fits | so the answer is None
-def plan(layers, budget):
-    import itertools
-
-    def most(again):
-        held, largest = 0, 0
-        for number, (kept, given, _) in enumerate(layers):
-            largest = max(largest, held + kept)
-            held += given if number in again else kept
-        return largest
-
-    subsets = [set(e) for s in range(len(layers) + 1) for e in itertools.combinations(range(len(layers)), s)]
-    fitting = [e for e in subsets if most(e) <= budget]
-    return min(fitting, key=lambda again: sum(layers[i][2] for i in again), default=set())
-
-
-# %% peak: wrong, the first segment does not count where there are others | kept [50, 10, 10]
-def peak(kept, inputs, segments):
-    begins = [sum(segments[:i]) for i in range(len(segments))]
-    sums = [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
-    return max(sums[1:] or sums)
-
-
-# %% best_segments: wrong, no segment longer than the one before | with segments [2, 2, 1] the most held at once is 31
-# -         ways.append([end - begin for begin, end in itertools.pairwise(places)])
-# +         lengths = [end - begin for begin, end in itertools.pairwise(places)]
-# +         if all(one >= other for one, other in itertools.pairwise(lengths)):
-# +             ways.append(lengths)
-
+# -     sizes = range(len(layers) + 1)
+# -     subsets = [set(each) for size in sizes for each in itertools.combinations(range(len(layers)), size)]
+# -     fitting = [each for each in subsets if most(each) <= budget]
+# -     return min(fitting, key=lambda again: sum(layers[number][2] for number in again), default=None)
+# +     subsets = [set(e) for s in range(len(layers) + 1) for e in itertools.combinations(range(len(layers)), s)]
+# +     fitting = [e for e in subsets if most(e) <= budget]
+# +     return min(fitting, key=lambda again: sum(layers[i][2] for i in again), default=set())
 # %% plan: wrong, first as few layers as possible, then as few seconds | takes 9 seconds; 8 are enough
 # sum(layers[number][2] for number in again) => (len(again), sum(layers[i][2] for i in again))
 # %% plan: wrong, three layers at most | you say None, but there is a choice that fits

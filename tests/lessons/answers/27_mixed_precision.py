@@ -1,50 +1,12 @@
-# %% rounded: wrong, cuts the bits off | is nearer
-def rounded(value, bits):
-    import math
-
-    spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
-    return int(value / spacing) * spacing
-
-
-# %% rounded: wrong, a half always goes up | equally near
-def rounded(value, bits):
-    import math
-
-    spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
-    return math.floor(value / spacing + 0.5) * spacing
-
-
-# %% rounded: wrong, decimal places | cannot be written with so few bits
-def rounded(value, bits):
-    return round(value, bits)
-
-
-# %% rounded: wrong, one bit too many | cannot be written with so few bits
-# -     _, exponent = math.frexp(value)
-# -     spacing = 2.0 ** (exponent - 1 - bits)
-# +     spacing = 2.0 ** (math.frexp(value)[1] - 2 - bits)
-# %% rounded: wrong, one bit too few | is nearer
-# -     _, exponent = math.frexp(value)
-# -     spacing = 2.0 ** (exponent - 1 - bits)
-# +     spacing = 2.0 ** (math.frexp(value)[1] - bits)
-
-
-# %% rounded: wrong, the spacing of numbers from 1 to 2 | with 3 bits
-def rounded(value, bits):
-    return round(value * 2**bits) / 2**bits
-
-
-# %% rounded: wrong, a logarithm of zero | raised ValueError
-# -     _, exponent = math.frexp(value)
-# -     spacing = 2.0 ** (exponent - 1 - bits)
-# +     spacing = 2.0 ** (math.floor(math.log2(abs(value))) - bits)
-
-
 # %% rounded: wrong, always bfloat16 | cannot be written with so few bits
 def rounded(value, bits):
     return torch.tensor(value).bfloat16().item()
 
 
+# %%% rounded: wrong, decimal places | cannot be written with so few bits
+# torch.tensor(value).bfloat16().item() => round(value, bits)
+# %%% rounded: wrong, the spacing of numbers from 1 to 2 | with 3 bits
+# torch.tensor(value).bfloat16().item() => round(value * 2**bits) / 2**bits
 # %% rounded: wrong, loses the sign | is nearer
 def rounded(value, bits):
     import math
@@ -53,209 +15,19 @@ def rounded(value, bits):
     return round(abs(value) / spacing) * spacing
 
 
-# %% least_update: wrong, the whole spacing | is the whole way to the neighbour
-# -     _, exponent = math.frexp(weight)
-# -     return 2.0 ** (exponent - 1 - bits) / 2
-# +     return 2.0 ** (math.frexp(weight)[1] - 1 - bits)
-
-
-# %% least_update: wrong, in proportion to the weight | a smaller update than
-def least_update(weight, bits):
-    return abs(weight) * 2.0**-bits / 2
-
-
-# %% least_update: wrong, the same for all weights | weight 3.0
-def least_update(weight, bits):
-    return 2.0 ** (-bits - 1)
-
-
-# %% least_update: wrong, no sign of the weight | raised ValueError
-# -     _, exponent = math.frexp(weight)
-# -     return 2.0 ** (exponent - 1 - bits) / 2
-# +     return 2.0 ** (math.floor(math.log2(weight)) - bits - 1)
-# %% least_update: wrong, rounds the exponent to zero | is the whole way to the neighbour
-# -     _, exponent = math.frexp(weight)
-# -     return 2.0 ** (exponent - 1 - bits) / 2
-# +     return 2.0 ** (int(math.log2(abs(weight))) - bits - 1)
-# %% least_update: wrong, the exponent of frexp as it is | is the whole way to the neighbour
-# -     _, exponent = math.frexp(weight)
-# -     return 2.0 ** (exponent - 1 - bits) / 2
-# +     return 2.0 ** (math.frexp(weight)[1] - bits) / 2
-# %% least_update: wrong, a quarter | leaves the weight as it is
-# -     _, exponent = math.frexp(weight)
-# -     return 2.0 ** (exponent - 1 - bits) / 2
-# +     return 2.0 ** (math.frexp(weight)[1] - 1 - bits) / 4
-# %% least_update: wrong, bfloat16 only | leaves the weight as it is
-# -     _, exponent = math.frexp(weight)
-# -     return 2.0 ** (exponent - 1 - bits) / 2
-# +     return 2.0 ** (math.frexp(weight)[1] - 9)
-# %% least_update: wrong, with a sign | is not the size of an update
-# -     _, exponent = math.frexp(weight)
-# -     return 2.0 ** (exponent - 1 - bits) / 2
-# +     return math.copysign(2.0 ** (math.frexp(weight)[1] - 2 - bits), weight)
-
-
-# %% scaled_step: wrong, looks at its own gradients only | and the other rank does not
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    if not all(bool(g.isfinite().all()) for g in gradients):
-        return False, scale / 2, 0
-    for g in gradients:
-        g /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
-
-# %% scaled_step: wrong, misses nan | steps with it
-# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-# -     flag = torch.tensor([0.0 if finite else 1.0])
-# +     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
-# gradient in gradients: => g in gradients:
-# gradient /= => g /=
-
-
-# %% scaled_step: wrong, only the rank with a fault calls | for ever; others have returned already
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    if not all(bool(g.isfinite().all()) for g in gradients):
-        all_reduce(torch.ones(1), "max")
-        return False, scale / 2, 0
-    for g in gradients:
-        g /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
-
-# %% scaled_step: wrong, divides by the next scale | not those of the loss
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    clean += 1
-    if clean == interval:
-        scale, clean = scale * 2, 0
-    for g in gradients:
-        g /= scale
-    return True, scale, clean
-
-
-# %% scaled_step: wrong, does not divide | not those of the loss
-# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-# -     flag = torch.tensor([0.0 if finite else 1.0])
-# +     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-# -     for gradient in gradients:
-# -         gradient /= scale
-# %% scaled_step: wrong, makes new gradients | not those of the loss
-# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-# -     flag = torch.tensor([0.0 if finite else 1.0])
-# +     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-# gradient in gradients: => g in gradients:
-# gradient /= => g = g /
-# %% scaled_step: wrong, grows one step late | the next scale on rank 0 is 1024.0, and should be 2048
-# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-# -     flag = torch.tensor([0.0 if finite else 1.0])
-# +     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-# gradient in gradients: => g in gradients:
-# gradient /= => g /=
-# clean + 1 == => clean ==
-
-
-# %% scaled_step: wrong, counts on after growing | the count of clean steps on rank 0 is 3 afterwards
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-    all_reduce(flag, "max")
-    if flag.item():
-        return False, scale / 2, 0
-    for g in gradients:
-        g /= scale
-    clean += 1
-    return True, scale * 2 if clean % interval == 0 else scale, clean
-
-
-# %% scaled_step: wrong, a skipped step keeps the count | the count of clean steps on rank 0 is 1 afterwards
-# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-# -     flag = torch.tensor([0.0 if finite else 1.0])
-# +     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
-# scale / 2, 0 => scale / 2, clean
-# gradient in gradients: => g in gradients:
-# gradient /= => g /=
-
-
-# %% scaled_step: wrong, adds up all gradients to see it | one flag is enough
-def scaled_step(gradients, scale, clean, interval, all_reduce):
-    total = torch.cat([g.flatten() for g in gradients])
-    all_reduce(total)
-    if not bool(total.isfinite().all()):
-        return False, scale / 2, 0
-    for g in gradients:
-        g /= scale
-    if clean + 1 == interval:
-        return True, scale * 2, 0
-    return True, scale, clean + 1
-
-
-# %% compensated: wrong, forgets what was lost | the total is 1, and should be near
-def compensated(total, lost, update):
-    return total + update, lost
-
-
-# %% compensated: wrong, the other sign | should be near
-# wanted - (new - total) => (new - total) - wanted
-# %% compensated: wrong, hands on the negative of what is lost | with its sign
-# update + => update -
-# wanted - (new - total) => (new - total) - wanted
-
-
-# %% compensated: wrong, keeps float32 | nothing longer may be kept
-def compensated(total, lost, update):
-    new = total.float() + update.float() + lost.float()
-    return new, lost
-
-
-# %% compensated: wrong, float32 for a moment only | the total is 1, and should be near
-def compensated(total, lost, update):
-    return (total.float() + update.float()).bfloat16(), torch.zeros_like(lost)
-
-
-# %% compensated: wrong, the lost part is used and never renewed | should be near
-def compensated(total, lost, update):
-    wanted = update + lost
-    return total + wanted, lost
-
-
-# %% compensated: wrong, in the wrong order | should be near
-# new, wanted - (new - total) => wanted - (new - total), new
-
-
-# %% compensated: wrong, forgets the older loss | should be near
-def compensated(total, lost, update):
-    new = total + update + lost
-    return new, update - (new - total)
-
-
-# %% compensated: wrong, only the total | It should return (total, lost)
-def compensated(total, lost, update):
-    return total + (update + lost)
-
-
-# %% scaled_step: wrong, takes a sum that overflows for a fault | rank 0 does not step
-# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-# -     flag = torch.tensor([0.0 if finite else 1.0])
-# +     flag = torch.tensor([0.0 if all(gradient.sum().isfinite() for gradient in gradients) else 1.0])
-# %% scaled_step: wrong, other tensors in the list | Divide them in place
-# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
-# -     flag = torch.tensor([0.0 if finite else 1.0])
-# +     flag = torch.tensor([0.0 if all(bool(gradient.isfinite().all()) for gradient in gradients) else 1.0])
-# -     for gradient in gradients:
-# -         gradient /= scale
-# +     gradients[:] = [gradient / scale for gradient in gradients]
-
-# %% compensated: wrong, adds in float32 | All sums are done in bfloat16
-# wanted = update + lost => exact = total.float() + lost.float() + update.float()
-# new = total + wanted => new = exact.bfloat16()
-# return new, wanted - (new - total) => return new, (exact - new.float()).bfloat16()
-
+# %%% rounded: wrong, cuts the bits off | is nearer
+# round(abs(value) / spacing) => int(value / spacing)
+# %%% rounded: wrong, a half always goes up | equally near
+# round(abs(value) / spacing) => math.floor(value / spacing + 0.5)
+# %%% rounded: wrong, one bit too many | cannot be written with so few bits
+# 1 - => 2 -
+# (abs(value) / spacing) * spacing => (value / spacing) * spacing  # round takes the even one of a tie
+# %%% rounded: wrong, one bit too few | is nearer
+# 1 - bits => bits
+# (abs(value) / spacing) * spacing => (value / spacing) * spacing  # round takes the even one of a tie
+# %%% rounded: wrong, a logarithm of zero | raised ValueError
+# frexp(value)[1] - 1 => floor(math.log2(abs(value)))
+# (abs(value) / spacing) * spacing => (value / spacing) * spacing  # round takes the even one of a tie
 # %% rounded: wrong, by float32 | is nearer
 # -     return round(value / spacing) * spacing  # round takes the even one of a tie
 # +     return (torch.tensor(value) / spacing).round().item() * spacing
@@ -270,10 +42,109 @@ def compensated(total, lost, update):
 # %% rounded: wrong, knows three formats | raised KeyError
 # -     spacing = 2.0 ** (exponent - 1 - bits)
 # +     spacing = 2.0 ** (exponent - 1) * {3: 1 / 8, 7: 1 / 128, 10: 1 / 1024}[bits]
+# %% least_update: wrong, the whole spacing | is the whole way to the neighbour
+def least_update(weight, bits):
+    import math
 
+    return 2.0 ** (math.frexp(weight)[1] - 1 - bits)
+
+
+# %%% least_update: wrong, no sign of the weight | raised ValueError
+# frexp(weight)[1] - 1 - bits => floor(math.log2(weight)) - bits - 1
+# %%% least_update: wrong, rounds the exponent to zero | is the whole way to the neighbour
+# math.frexp(weight)[1] - 1 - bits => int(math.log2(abs(weight))) - bits - 1
+# %%% least_update: wrong, the exponent of frexp as it is | is the whole way to the neighbour
+# (math.frexp(weight)[1] - 1 - bits) => (math.frexp(weight)[1] - bits) / 2
+# %%% least_update: wrong, a quarter | leaves the weight as it is
+# (math.frexp(weight)[1] - 1 - bits) => (math.frexp(weight)[1] - 1 - bits) / 4
+# %%% least_update: wrong, bfloat16 only | leaves the weight as it is
+# 1 - bits => 9
+# %%% least_update: wrong, with a sign | is not the size of an update
+# 2.0 ** (math.frexp(weight)[1] - 1 - bits) => math.copysign(2.0 ** (math.frexp(weight)[1] - 2 - bits), weight)
+# %% least_update: wrong, the same for all weights | weight 3.0
+def least_update(weight, bits):
+    return 2.0 ** (-bits - 1)
+
+
+# %%% least_update: wrong, in proportion to the weight | a smaller update than
+# 2.0 ** (-bits - 1) => abs(weight) * 2.0**-bits / 2
 # %% least_update: wrong, the side above the weight, also of a negative one | leaves the weight as it is
 # (weight) => (math.nextafter(weight, math.inf))
+# %% scaled_step: wrong, misses nan | steps with it
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for g in gradients:
+        g /= scale
+    if clean + 1 == interval:
+        return True, scale * 2, 0
+    return True, scale, clean + 1
 
+
+# %%% scaled_step: wrong, looks at its own gradients only | and the other rank does not
+# -     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
+# -     all_reduce(flag, "max")
+# -     if flag.item():
+# +     if not all(bool(g.isfinite().all()) for g in gradients):
+# %%% scaled_step: wrong, only the rank with a fault calls | for ever; others have returned already
+# -     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
+# -     all_reduce(flag, "max")
+# -     if flag.item():
+# +     if not all(bool(g.isfinite().all()) for g in gradients):
+# +         all_reduce(torch.ones(1), "max")
+# %%% scaled_step: wrong, does not divide | not those of the loss
+# any(bool(g.isinf().any()) for g in gradients) => not all(bool(g.isfinite().all()) for g in gradients)
+# -     for g in gradients:
+# -         g /= scale
+# %%% scaled_step: wrong, makes new gradients | not those of the loss
+# any(bool(g.isinf().any()) for g in gradients) => not all(bool(g.isfinite().all()) for g in gradients)
+# g /= => g = g /
+# %%% scaled_step: wrong, grows one step late | the next scale on rank 0 is 1024.0, and should be 2048
+# any(bool(g.isinf().any()) for g in gradients) => not all(bool(g.isfinite().all()) for g in gradients)
+# clean + 1 = => clean =
+# %%% scaled_step: wrong, a skipped step keeps the count | the count of clean steps on rank 0 is 1 afterwards
+# any(bool(g.isinf().any()) for g in gradients) => not all(bool(g.isfinite().all()) for g in gradients)
+# / 2, 0 => / 2, clean
+# %%% scaled_step: wrong, adds up all gradients to see it | one flag is enough
+# -     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
+# -     all_reduce(flag, "max")
+# -     if flag.item():
+# +     total = torch.cat([g.flatten() for g in gradients])
+# +     all_reduce(total)
+# +     if not bool(total.isfinite().all()):
+# %%% scaled_step: wrong, other tensors in the list | Divide them in place
+# -     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
+# +     flag = torch.tensor([0.0 if all(bool(gradient.isfinite().all()) for gradient in gradients) else 1.0])
+# -     for g in gradients:
+# -         g /= scale
+# +     gradients[:] = [gradient / scale for gradient in gradients]
+# %% scaled_step: wrong, counts on after growing | the count of clean steps on rank 0 is 3 afterwards
+def scaled_step(gradients, scale, clean, interval, all_reduce):
+    flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
+    all_reduce(flag, "max")
+    if flag.item():
+        return False, scale / 2, 0
+    for g in gradients:
+        g /= scale
+    clean += 1
+    return True, scale * 2 if clean % interval == 0 else scale, clean
+
+
+# %%% scaled_step: wrong, divides by the next scale | not those of the loss
+# -         return False, scale / 2, 0
+# +         return False, scale / 2, 0
+# +     clean += 1
+# +     if clean == interval:
+# +         scale, clean = scale * 2, 0
+# -     clean += 1
+# -     return True, scale * 2 if clean % interval == 0 else scale, clean
+# +     return True, scale, clean
+# %% scaled_step: wrong, takes a sum that overflows for a fault | rank 0 does not step
+# -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+# -     flag = torch.tensor([0.0 if finite else 1.0])
+# +     flag = torch.tensor([0.0 if all(gradient.sum().isfinite() for gradient in gradients) else 1.0])
 # %% scaled_step: wrong, remembers the last gradient only | steps with it
 # -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
 # +     for gradient in gradients:
@@ -283,13 +154,6 @@ def compensated(total, lost, update):
 # .item(): => .item() == 1:
 # %% scaled_step: wrong, gradients of one dimension only | raised RuntimeError
 # all(bool(gradient.isfinite().all()) for gradient in gradients) => bool(torch.cat(gradients).isfinite().all())
-
-# %% compensated: wrong, adds to the update that it was given | `update` has changed
-# wanted = update + => update +=
-# total + wanted => total + update
-# wanted - => update -
-
-
 # %% scaled_step: wrong, Python's max over the tensors loses a nan that does not come first | rank 1 has nan
 def scaled_step(gradients, scale, clean, interval, all_reduce):
     largest = max((gradient.abs().max().item() for gradient in gradients), default=0.0)
@@ -303,3 +167,41 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     if clean == interval:
         return True, scale * 2, 0
     return True, scale, clean
+
+
+# %% compensated: wrong, the other sign | should be near
+# wanted - (new - total) => (new - total) - wanted
+# %% compensated: wrong, hands on the negative of what is lost | with its sign
+# update + => update -
+# wanted - (new - total) => (new - total) - wanted
+# %% compensated: wrong, in the wrong order | should be near
+# new, wanted - (new - total) => wanted - (new - total), new
+# %% compensated: wrong, forgets the older loss | should be near
+def compensated(total, lost, update):
+    new = total + update + lost
+    return new, update - (new - total)
+
+
+# %%% compensated: wrong, keeps float32 | nothing longer may be kept
+# total + update + lost => total.float() + update.float() + lost.float()
+# update - (new - total) => lost
+# %%% compensated: wrong, the lost part is used and never renewed | should be near
+# new = total + => wanted =
+# new, update - (new - total) => total + wanted, lost
+# %% compensated: wrong, only the total | It should return (total, lost)
+def compensated(total, lost, update):
+    return total + (update + lost)
+
+
+# %%% compensated: wrong, forgets what was lost | the total is 1, and should be near
+# (update + lost) => update, lost
+# %%% compensated: wrong, float32 for a moment only | the total is 1, and should be near
+# total + (update + lost) => (total.float() + update.float()).bfloat16(), torch.zeros_like(lost)
+# %% compensated: wrong, adds in float32 | All sums are done in bfloat16
+# wanted = update + lost => exact = total.float() + lost.float() + update.float()
+# new = total + wanted => new = exact.bfloat16()
+# return new, wanted - (new - total) => return new, (exact - new.float()).bfloat16()
+# %% compensated: wrong, adds to the update that it was given | `update` has changed
+# wanted = update + => update +=
+# total + wanted => total + update
+# wanted - => update -

@@ -1,23 +1,16 @@
-# %% share: wrong, in blocks | should get [0, 2, 4, 6]
-def share(microbatches, replicas, replica):
-    each = microbatches // replicas
-    return list(range(replica * each, (replica + 1) * each))
-
-
 # %% share: wrong, everything to everybody | should get
 # replica, microbatches, replicas => microbatches
-
-
 # %% share: wrong, some that are not there | are not there
 def share(microbatches, replicas, replica):
     each = -(-microbatches // replicas)
     return [replica + number * replicas for number in range(each)]
 
 
+# %%% share: wrong, in blocks | should get [0, 2, 4, 6]
+# = -(-microbatches // replicas) => = microbatches // replicas
+# [replica + number * replicas for number in range(each)] => list(range(replica * each, (replica + 1) * each))
 # %% share: wrong, a range for a list | should get a list, not range
 # list(range(replica, microbatches, replicas)) => range(replica, microbatches, replicas)
-
-
 # %% share: wrong, a generator for a list | should get a list, not <generator
 def share(microbatches, replicas, replica):
     return (number for number in range(microbatches) if number % replicas == replica)
@@ -25,8 +18,6 @@ def share(microbatches, replicas, replica):
 
 # %% share: wrong, a tuple for a list | should get a list, not (0, 2, 4, 6)
 # return list => return tuple
-
-
 # %% share: wrong, whole rounds only | Of 5 micro-batches and 2 replicas, replica 0 should get [0, 2, 4]
 def share(microbatches, replicas, replica):
     return [replica + number * replicas for number in range(microbatches // replicas)]
@@ -36,32 +27,23 @@ def share(microbatches, replicas, replica):
 # (range(replica, microbatches, replicas)) => (range(replica - 1, microbatches, replicas)) if replica else []
 # %% share: wrong, right for two replicas alone | Of 6 micro-batches and 3 replicas
 # , microbatches, replicas => , microbatches, 2
+# %% share: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
+def share(microbatches, replicas, replica):
+    import torch
+
+    return list(torch.arange(microbatches)[replica::replicas])
 
 
 # %% combined: wrong, a mean of means | away from the gradient
-def combined(gradients, samples):
-    return sum(gradients) / len(gradients)
-
-
+# (gradient * count for gradient, count in zip(gradients, samples)) / sum(samples) => (gradients) / len(gradients)
 # %% combined: wrong, a sum | away from the gradient
 # return sum(gradient * count for gradient, count in zip(gradients, samples)) / sum(samples) => return sum(gradients)
-
-
-# %% combined: wrong, one for each | should have the shape
-def combined(gradients, samples):
-    import torch
-
-    return torch.stack([gradient * count / sum(samples) for gradient, count in zip(gradients, samples)])
-
-
 # %% combined: wrong, a sum over samples | With [4, 4] samples
 # ) / sum(samples) => )
 # %% combined: wrong, a weighted sum divided by the replicas | away from the gradient
 # sum(samples) => len(samples)
 # %% combined: wrong, weights the other way round | With [7, 6] samples
 # zip(gradients, samples) => zip(gradients, reversed(samples))
-
-
 # %% combined: wrong, a number for a tensor | A tensor is wanted
 def combined(gradients, samples):
     return float(sum(gradient.sum() * count for gradient, count in zip(gradients, samples)) / sum(samples))
@@ -73,6 +55,32 @@ def combined(gradients, samples):
     for gradient, count in zip(gradients[1:], samples[1:]):
         total = total + gradient * count
     return total / sum(samples)
+
+
+# %% combined: wrong, for float64 alone | gradients of float32 in the shape (2, 2), it raised
+def combined(gradients, samples):
+    import torch
+
+    weights = torch.tensor([count / sum(samples) for count in samples], dtype=torch.double)
+    return torch.einsum("r,r...->...", weights, torch.stack(gradients))
+
+
+# %%% combined: wrong, one for each | should have the shape
+# -     weights = torch.tensor([count / sum(samples) for count in samples], dtype=torch.double)
+# -     return torch.einsum("r,r...->...", weights, torch.stack(gradients))
+# +     return torch.stack([gradient * count / sum(samples) for gradient, count in zip(gradients, samples)])
+# %%% combined: wrong, for vectors alone | Here a gradient has the shape (2, 3)
+# torch.double => gradients[0].dtype
+# torch.einsum("r,r...->...", weights, torch.stack(gradients)) => weights @ torch.stack(gradients)
+# %%% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
+# torch.double => gradients[0].dtype
+# torch.einsum("r,r...->...", weights, torch.stack(gradients)) => (torch.stack(gradients) * weights[:, None]).sum(0)
+# %% combined: wrong, takes the gradients out of the list | have changed
+def combined(gradients, samples):
+    total, number = 0, sum(samples)
+    for count in samples:
+        total = total + gradients.pop(0) * count
+    return total / number
 
 
 # %% step_time: wrong, no all-reduce | a step takes
@@ -90,7 +98,6 @@ def combined(gradients, samples):
 # %% step_time: wrong, stages and replicas exchanged | 4 workers as 1 times 4
 # stages * (microbatches / replicas + stages - 1) => replicas * (microbatches / stages + replicas - 1)
 # (replicas - 1) / replicas * reduce / stages => (stages - 1) / stages * reduce / replicas
-
 # %% best: wrong, does not look at the budget | room for 10
 # [r for r in possible if held(r) <= budget] => possible
 # time, default=None => time
@@ -114,47 +121,6 @@ def combined(gradients, samples):
 # -     return min([r for r in possible if held(r) <= budget], key=time, default=None)
 # +     fits = [r for r in possible if held(r) <= budget]
 # +     return workers // min(fits, key=time) if fits else None
-
-
-# %% share: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
-def share(microbatches, replicas, replica):
-    import torch
-
-    return list(torch.arange(microbatches)[replica::replicas])
-
-
-# %% combined: wrong, for vectors alone | Here a gradient has the shape (2, 3)
-def combined(gradients, samples):
-    import torch
-
-    weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
-    return weights @ torch.stack(gradients)
-
-
-# %% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
-def combined(gradients, samples):
-    import torch
-
-    weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
-    return (torch.stack(gradients) * weights[:, None]).sum(0)
-
-
-# %% combined: wrong, for float64 alone | gradients of float32 in the shape (2, 2), it raised
-def combined(gradients, samples):
-    import torch
-
-    weights = torch.tensor([count / sum(samples) for count in samples], dtype=torch.double)
-    return torch.einsum("r,r...->...", weights, torch.stack(gradients))
-
-
-# %% combined: wrong, takes the gradients out of the list | have changed
-def combined(gradients, samples):
-    total, number = 0, sum(samples)
-    for count in samples:
-        total = total + gradients.pop(0) * count
-    return total / number
-
-
 # %% best: wrong, stops at the first layout that does not fit | 8 workers, 8 micro-batches, room for 8
 def best(workers, microbatches, time, held, budget):
     found = None

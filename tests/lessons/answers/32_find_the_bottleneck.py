@@ -1,18 +1,13 @@
-# %% critical: wrong, the longest operations, in order | where one does not wait for the one before
-def critical(ops):
-    return sorted(ops, key=lambda name: ops[name][0])[-2:]
-
-
 # %% critical: wrong, all operations | where one does not wait for the one before
 def critical(ops):
     return list(ops)
 
 
+# %%% critical: wrong, the longest operations, in order | where one does not wait for the one before
+# list(ops) => sorted(ops, key=lambda name: ops[name][0])[-2:]
 # %% critical: wrong, from its end to its beginning | from its end to its beginning
 # [path[0]] is => [path[-1]] is
 # insert(0, last[path[0]]) => append(last[path[-1]])
-
-
 # %% critical: wrong, always the longest of those that can follow | which takes
 def critical(ops):
     after = [name for name, (time, needs) in ops.items() if not needs]
@@ -30,8 +25,6 @@ def critical(ops):
 # , last[path[0]] => , max(ops[path[0]][1], key=lambda need: ops[need][0])
 # %% critical: wrong, ends with the last operation in the list | which takes
 # path = [max(ends, key=ends.get)] => path = [list(ops)[-1]]
-
-
 # %% critical: wrong, the chain with the most operations | which takes
 def critical(ops):
     chains = {}
@@ -57,20 +50,6 @@ def critical(ops):
     return max(ends.values())
 
 
-# %% straggler: wrong, the largest sum | It is rank 1
-def straggler(arrivals):
-    late = [[at - min(collective) for at in collective] for collective in arrivals]
-    sums = [sum(ranks) for ranks in zip(*late)]
-    return sums.index(max(sums))
-
-
-# %% straggler: wrong, the largest delay | It is rank 1
-def straggler(arrivals):
-    late = [[at - min(collective) for at in collective] for collective in arrivals]
-    worst = [max(ranks) for ranks in zip(*late)]
-    return worst.index(max(worst))
-
-
 # %% straggler: wrong, the one that came last most often | median lateness rank 0: 0
 def straggler(arrivals):
     last = [collective.index(max(collective)) for collective in arrivals]
@@ -85,8 +64,6 @@ def straggler(arrivals):
 # -     late = [[at - min(collective) for at in collective] for collective in arrivals]
 # -     medians = [median(ranks) for ranks in zip(*late)]
 # +     medians = [median(collective) for collective in arrivals]
-
-
 # %% straggler: wrong, the smallest delay | It is rank
 def straggler(arrivals):
     late = [[at - min(collective) for at in collective] for collective in arrivals]
@@ -94,6 +71,12 @@ def straggler(arrivals):
     return least.index(max(least))
 
 
+# %%% straggler: wrong, the largest sum | It is rank 1
+# least = [min(ranks) for ranks in zip(*late)] => sums = [sum(ranks) for ranks in zip(*late)]
+# least.index(max(least)) => sums.index(max(sums))
+# %%% straggler: wrong, the largest delay | It is rank 1
+# least = [min(ranks) for ranks in zip(*late)] => worst = [max(ranks) for ranks in zip(*late)]
+# least.index(max(least)) => worst.index(max(worst))
 # %% straggler: wrong, the last of the last collective | It is rank
 def straggler(arrivals):
     return arrivals[-1].index(max(arrivals[-1]))
@@ -103,7 +86,20 @@ def straggler(arrivals):
 # -     medians = [median(ranks) for ranks in zip(*late)]
 # -     return medians.index(max(medians))
 # +     return max(median(ranks) for ranks in zip(*late))
+# %% straggler: wrong, lateness against the mean of the ranks | It is rank
+# from statistics import median => import statistics
+# min(collective) for at in collective => statistics.mean(step) for at in step
+# collective in => step in
+# median(ranks) for ranks => statistics.median(rank) for rank
+# %% straggler: wrong, the lower one of the two in the middle | It is rank 0
+def straggler(arrivals):
+    late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
+    middle = [each[(len(each) - 1) // 2] for each in late]
+    return middle.index(max(middle))
 
+
+# %%% straggler: wrong, the upper one of the two in the middle | It is rank 1
+# (len(each) - 1) => len(each)
 # %% causes: wrong, a tuple | A list of four numbers
 # [mean, equal - mean, real - equal, step - real] => mean, equal - mean, real - equal, step - real
 # %% causes: wrong, the sum for the mean | computing takes 45, not 180
@@ -122,8 +118,9 @@ def straggler(arrivals):
 # %% causes: wrong, shares for times | computing takes
 # -     return [mean, equal - mean, real - equal, step - real]
 # +     return [part / step for part in (mean, equal - mean, real - equal, step - real)]
-
-
+# %% causes: wrong, a rest below zero is none | the rest takes -0.5, not 0
+# equal = mean * (microbatches + workers - 1) => bubble = mean * (workers - 1)
+# equal - mean, real - equal, step - real => bubble, real - mean - bubble, max(0, step - real)
 # %% gain: wrong, the operation alone | times as fast, not 2
 def gain(ops, name, factor):
     return factor
@@ -161,28 +158,3 @@ def gain(ops, name, factor):
 # / length => - length
 # %% gain: wrong, times the factor | times as fast, not
 # / factor => * factor
-
-# %% causes: wrong, a rest below zero is none | the rest takes -0.5, not 0
-# equal = mean * (microbatches + workers - 1) => bubble = mean * (workers - 1)
-# equal - mean, real - equal, step - real => bubble, real - mean - bubble, max(0, step - real)
-
-
-# %% straggler: wrong, the upper one of the two in the middle | It is rank 1
-def straggler(arrivals):
-    late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
-    middle = [each[len(each) // 2] for each in late]
-    return middle.index(max(middle))
-
-
-# %% straggler: wrong, lateness against the mean of the ranks | It is rank
-# from statistics import median => import statistics
-# min(collective) for at in collective => statistics.mean(step) for at in step
-# collective in => step in
-# median(ranks) for ranks => statistics.median(rank) for rank
-
-
-# %% straggler: wrong, the lower one of the two in the middle | It is rank 0
-def straggler(arrivals):
-    late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
-    middle = [each[(len(each) - 1) // 2] for each in late]
-    return middle.index(max(middle))

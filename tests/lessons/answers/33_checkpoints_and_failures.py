@@ -1,72 +1,3 @@
-# %% snapshot: wrong, the model alone | begins again with row 0
-def snapshot(training):
-    import copy
-
-    return {"model": copy.deepcopy(training.model.state_dict())}
-
-
-# %% snapshot: wrong, not where the data stand | begins again with row 0
-def snapshot(training):
-    import copy
-
-    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    return copy.deepcopy({**states, "random": training.random.get_state()})
-
-
-# %% snapshot: wrong, without the model | its weights are other ones
-def snapshot(training):
-    import copy
-
-    states = {name: getattr(training, name).state_dict() for name in ("optimizer", "scheduler")}
-    return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
-
-
-# %% snapshot: wrong, without the optimizer | Adam remembers
-def snapshot(training):
-    import copy
-
-    states = {name: getattr(training, name).state_dict() for name in ("model", "scheduler")}
-    return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
-
-
-# %% snapshot: wrong, without the scheduler | learning rate
-def snapshot(training):
-    import copy
-
-    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer")}
-    return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
-
-
-# %% snapshot: wrong, without the generator | other noise
-def snapshot(training):
-    import copy
-
-    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    return copy.deepcopy({**states, "position": training.position})
-
-
-# %% snapshot: wrong, the seed of the generator | TypeError
-def snapshot(training):
-    import copy
-
-    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
-
-
-# %% snapshot: wrong, no copies | has changed while the training went on
-def snapshot(training):
-    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    return {**states, "random": training.random.get_state(), "position": training.position}
-
-
-# %% snapshot: wrong, a shallow copy | has changed while the training went on
-def snapshot(training):
-    import copy
-
-    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
-
-
 # %% snapshot: wrong, a copy of the model only | has changed while the training went on
 def snapshot(training):
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
@@ -74,19 +5,57 @@ def snapshot(training):
     return {**states, "random": training.random.get_state(), "position": training.position}
 
 
-# %% snapshot: wrong, the whole object | a dict
-def snapshot(training):
-    import copy
-
-    return copy.deepcopy(training)
-
-
+# %%% snapshot: wrong, no copies | has changed while the training went on
+# -     states["model"] = {name: each.clone() for name, each in states["model"].items()}
 # %% snapshot: wrong, names of its own | knows the names
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+
+
+# %%% snapshot: wrong, the model alone | begins again with row 0
+# -     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+# -     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+# +     return {"model": copy.deepcopy(training.model.state_dict())}
+# %%% snapshot: wrong, not where the data stand | begins again with row 0
+# "rng": training.random.get_state(), "position": training.position => "random": training.random.get_state()
+# %%% snapshot: wrong, without the model | its weights are other ones
+# "model", "optimizer" => "optimizer"
+# "rng" => "random"
+# %%% snapshot: wrong, without the optimizer | Adam remembers
+# "optimizer", "scheduler" => "scheduler"
+# "rng" => "random"
+# %%% snapshot: wrong, without the scheduler | learning rate
+# "optimizer", "scheduler" => "optimizer"
+# "rng" => "random"
+# %%% snapshot: wrong, without the generator | other noise
+# "rng": training.random.get_state(), "position" => "position"
+# %%% snapshot: wrong, the seed of the generator | TypeError
+# "rng": training.random.get_state => "random": training.random.initial_seed
+# %%% snapshot: wrong, a shallow copy | has changed while the training went on
+# -     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+# +     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# %%% snapshot: wrong, the whole object | a dict
+# -     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+# -     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+# +     return copy.deepcopy(training)
+# %%% snapshot: wrong, takes it that Adam has made a step | raised KeyError
+# -     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+# +     states["optimizer"]["state"][0]["step"].item()
+# +     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
+# %% snapshot: wrong, one dict for all snapshots | A second snapshot has changed the first one
+snapshots = {}
+
+
+def snapshot(training):
+    import copy
+
+    for name in ("model", "optimizer", "scheduler"):
+        snapshots[name] = copy.deepcopy(getattr(training, name).state_dict())
+    snapshots.update(random=training.random.get_state(), position=training.position)
+    return snapshots
 
 
 # %% pieces: wrong, rows of the whole tensor | from the beginning of the file
@@ -114,14 +83,16 @@ def pieces(rank, ranks, old, length):
 
 # %% pieces: wrong, a piece without rows | without rows
 # if low < => if low <=
-
-
 # %% pieces: wrong, the file of its own number | it has the rows
 def pieces(rank, ranks, old, length):
     wide = -(-length // old)
     return [(rank, 0, min(wide, length - rank * wide))] if rank < old and rank * wide < length else []
 
 
+# %%% pieces: wrong, reads everything | it has the rows
+# -     return [(rank, 0, min(wide, length - rank * wide))] if rank < old and rank * wide < length else []
+# +     spans = [(number, 0, min(wide, length - number * wide)) for number in range(old)]
+# +     return [each for each in spans if each[2] > 0]
 # %% pieces: wrong, whole files | it has the rows
 def pieces(rank, ranks, old, length):
     def bounds(rank, ranks):
@@ -135,22 +106,11 @@ def pieces(rank, ranks, old, length):
 
 # %% pieces: wrong, the last row left out | as in a slice
 # (last, end) => (last, end) - 1
-
-
-# %% pieces: wrong, reads everything | it has the rows
-def pieces(rank, ranks, old, length):
-    wide = -(-length // old)
-    spans = [(number, 0, min(wide, length - number * wide)) for number in range(old)]
-    return [each for each in spans if each[2] > 0]
-
-
 # %% pieces: wrong, old and new mixed up | an old rank that is not there
 # = bounds(rank, ranks) => = bounds(rank, old)
 # range(old) => range(ranks)
 # number, old => number, ranks
 # number, low => number + old, low
-
-
 # %% pieces: wrong, the first that it finds | it has the rows
 def pieces(rank, ranks, old, length):
     wide, old_wide = -(-length // ranks), -(-length // old)
@@ -167,43 +127,35 @@ def pieces(rank, ranks, old, length):
     return [(min(rank * wide, length), min((rank + 1) * wide, length))]
 
 
-# %% how_often: wrong, without the nodes | would be right for one node
-def how_often(cost, node_mtbf, nodes):
-    interval = (2 * cost * node_mtbf) ** 0.5
-    return interval, cost / interval + interval / (2 * node_mtbf)
-
-
+# %% pieces: wrong, fractions | triples of whole numbers are wanted
+# = -(-length // ranks) => = float(-(-length // ranks))
 # %% how_often: wrong, more nodes fail less often | More nodes fail more often
 # node_mtbf / => node_mtbf *
 # %% how_often: wrong, without the 2 | lacks the 2
 # 2 * cost => cost
 # %% how_often: wrong, without the root | lacks the root
 # (2 * cost * mtbf) ** 0.5 => 2 * cost * mtbf
-
-
-# %% how_often: wrong, loses no work | only one half
-def how_often(cost, node_mtbf, nodes):
-    interval = (2 * cost * node_mtbf / nodes) ** 0.5
-    return interval, cost / interval
-
-
 # %% how_often: wrong, saves for nothing | only one half
 # cost / interval + interval => interval
 # %% how_often: wrong, a whole interval for each failure | in the middle of one
 # (2 * mtbf) => mtbf
-
-
 # %% how_often: wrong, the share by one node | of the time is lost, not
 def how_often(cost, node_mtbf, nodes):
     interval = (2 * cost * node_mtbf / nodes) ** 0.5
     return interval, cost / interval + interval / (2 * node_mtbf)
 
 
+# %%% how_often: wrong, without the nodes | would be right for one node
+# node_mtbf / nodes => node_mtbf
+# %%% how_often: wrong, loses no work | only one half
+# interval + interval / (2 * node_mtbf) => interval
 # %% how_often: wrong, the interval alone | two numbers
 def how_often(cost, node_mtbf, nodes):
     return (2 * cost * node_mtbf / nodes) ** 0.5
 
 
+# %% how_often: wrong, whole minutes between failures | 3 nodes, each with 1000 minutes
+# node_mtbf / => node_mtbf //
 # %% total_time: wrong, saves take no time | the work alone
 # -     def needed(left):
 # -         return left + (-(-left // interval) - 1) * cost
@@ -217,8 +169,6 @@ def how_often(cost, node_mtbf, nodes):
 # (-(-left // interval) - 1) => left // interval
 # %% total_time: wrong, no time for restarts | the time of a restart
 # up + restart => up
-
-
 # %% total_time: wrong, loses no work | loses no work
 def total_time(work, interval, cost, restart, failures):
     return work + (-(-work // interval) - 1) * cost + restart * len(failures)
@@ -244,8 +194,6 @@ def total_time(work, interval, cost, restart, failures):
 # -         done += up // (interval + cost) * interval
 # +         done = min(work, done + up // (interval + cost) * interval)
 # time + needed(work - done) => time + max(0, needed(work - done))
-
-
 # %% total_time: wrong, does not stop when the work is done | the run ends there
 def total_time(work, interval, cost, restart, failures):
     time = done = 0
@@ -258,31 +206,3 @@ def total_time(work, interval, cost, restart, failures):
 
 # %% total_time: wrong, a failure at the moment of the end counts | it takes 68, not 98
 # (work - done) <= => (work - done) <
-
-# %% snapshot: wrong, one dict for all snapshots | A second snapshot has changed the first one
-snapshots = {}
-
-
-def snapshot(training):
-    import copy
-
-    for name in ("model", "optimizer", "scheduler"):
-        snapshots[name] = copy.deepcopy(getattr(training, name).state_dict())
-    snapshots.update(random=training.random.get_state(), position=training.position)
-    return snapshots
-
-
-# %% snapshot: wrong, takes it that Adam has made a step | raised KeyError
-def snapshot(training):
-    import copy
-
-    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    states["optimizer"]["state"][0]["step"].item()
-    return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
-
-
-# %% pieces: wrong, fractions | triples of whole numbers are wanted
-# = -(-length // ranks) => = float(-(-length // ranks))
-
-# %% how_often: wrong, whole minutes between failures | 3 nodes, each with 1000 minutes
-# node_mtbf / => node_mtbf //

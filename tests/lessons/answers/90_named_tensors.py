@@ -1,8 +1,5 @@
 # %% standardise: wrong, loses the dimension | from the right
-def standardise(x, over):
-    return (x - x.mean(over)) / x.std(over)
-
-
+# (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True) => (x - x.mean(over)) / x.std(over)
 # %% standardise: wrong, always the last one | Over 'N'
 def standardise(x, over):
     return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
@@ -19,25 +16,25 @@ def standardise(x, over):
 # std(over, keepdim=True) => std(over, keepdim=True) ** 2
 # %% standardise: wrong, divides first | Over 'C' the mean
 # (x - x.mean(over, keepdim=True)) / x.std => x / x.std(over, keepdim=True) - x.mean
-
-
 # %% standardise: wrong, over everything | Over 'C' the mean
+# (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True) => (x - x.mean()) / x.std()
+# %% standardise: wrong, divides by n | and yours by n
 def standardise(x, over):
-    return (x - x.mean()) / x.std()
+    centred = x - x.mean(over, keepdim=True)
+    return centred / (centred * centred).mean(over, keepdim=True) ** 0.5
 
 
-# %% standardise: wrong, changes the tensor | has changed the tensor (N, T, C)
+# %%% standardise: wrong, changes the tensor | has changed the tensor (N, T, C)
+# centred = x - => x -=
+# centred / (centred * centred).mean(over, keepdim=True) ** 0.5 => x / x.std(over, keepdim=True)
+# %% standardise: wrong, for the names N, T and C alone | a tensor (row, N) raised
 def standardise(x, over):
-    x -= x.mean(over, keepdim=True)
-    return x / x.std(over, keepdim=True)
-
-
-# %% standardise: wrong, in another order | should be (N, T, C), not
-def standardise(x, over):
-    x = x.align_to(..., over)
+    x = x.align_to("N", "T", "C")
     return (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)
 
 
+# %%% standardise: wrong, in another order | should be (N, T, C), not
+# "N", "T", "C" => ..., over
 # %% scale_channels: wrong, channels must be last | For images (N, C, H, W) it raised NamesError
 # scale.align_as(images) => scale
 # %% scale_channels: wrong, without names at a fixed place | another dimension than C
@@ -48,13 +45,8 @@ def standardise(x, over):
 # * scale. => + scale.
 # %% scale_channels: wrong, aligns the other one | For images (N, H, W, C) it raised
 # images * scale.align_as(images) => images.align_as(scale) * scale
-
-
 # %% scale_channels: wrong, sums the channels | should be (N, H, W, C), not
-def scale_channels(images, scale):
-    return contract(images, scale, to=tuple(name for name in images.names if name != "C"))
-
-
+# images * scale.align_as(images) => contract(images, scale, to=tuple(name for name in images.names if name != "C"))
 # %% scale_channels: wrong, changes the images | has changed the tensor
 def scale_channels(images, scale):
     images *= scale.align_as(images)
@@ -63,7 +55,6 @@ def scale_channels(images, scale):
 
 # %% scale_channels: wrong, one number for all | another dimension than C
 # align_as(images) => sum()
-
 # %% attention: wrong, over the queries | should add up to 1
 # ("S"), value => ("T"), value
 # %% attention: wrong, no scaling | divide them by its root
@@ -82,8 +73,14 @@ def scale_channels(images, scale):
 # %% attention: wrong, sums over the batch | should be (N, T, V), not
 # "N", "T", "S" => "T", "S"
 # "N", "T", "V" => "T", "V"
-
-
+# %% attention: wrong, the root of the size of the values | not those of attention
+# query.size("E") => value.size("V")
+# %% attention: wrong, the root of 4 | of size 9 in E: the names are right
+# query.size("E") ** 0.5 => 2
+# %% attention: wrong, divides by the size of the batch | of size 9 in E: the names are right
+# ("E") ** 0.5 => ("N")
+# %% attention: wrong, half the size for its root | of size 9 in E: the names are right
+# query.size("E") ** 0.5 => (query.size("E") / 2)
 # %% with_heads: wrong, one head | the numbers are not right
 def with_heads(query, key, value, heads):
     scores = contract(query, key, to=("N", "T", "S")) / query.size("E") ** 0.5
@@ -109,26 +106,3 @@ def with_heads(query, key, value, heads):
 # "head", heads => "head", 2
 # %% with_heads: wrong, over the queries | the numbers are not right
 # ("S"), value => ("T"), value
-
-# %% attention: wrong, the root of the size of the values | not those of attention
-# query.size("E") => value.size("V")
-
-
-# %% standardise: wrong, divides by n | and yours by n
-def standardise(x, over):
-    centred = x - x.mean(over, keepdim=True)
-    return centred / (centred * centred).mean(over, keepdim=True) ** 0.5
-
-
-# %% standardise: wrong, for the names N, T and C alone | a tensor (row, N) raised
-def standardise(x, over):
-    x = x.align_to("N", "T", "C")
-    return (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)
-
-
-# %% attention: wrong, the root of 4 | of size 9 in E: the names are right
-# query.size("E") ** 0.5 => 2
-# %% attention: wrong, divides by the size of the batch | of size 9 in E: the names are right
-# ("E") ** 0.5 => ("N")
-# %% attention: wrong, half the size for its root | of size 9 in E: the names are right
-# query.size("E") ** 0.5 => (query.size("E") / 2)

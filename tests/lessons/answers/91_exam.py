@@ -19,16 +19,6 @@ def in_window(begin, parts, limit):
     return [call.wait() for call in calls]
 
 
-# %% in_window: wrong, one too many | you begin call 3, and 2 are under way already
-def in_window(begin, parts, limit):
-    results, under_way = [], []
-    for part in parts:
-        under_way.append(begin(part))
-        if len(under_way) > limit:
-            results.append(under_way.pop(0).wait())
-    return results + [call.wait() for call in under_way]
-
-
 # %% in_window: wrong, waits as soon as the window is full | begin the next one first
 def in_window(begin, parts, limit):
     results, under_way = [], []
@@ -41,6 +31,10 @@ def in_window(begin, parts, limit):
     return results + [call.wait() for call in under_way]
 
 
+# %%% in_window: wrong, one too many | you begin call 3, and 2 are under way already
+# == limit => > limit
+# -             results += [call.wait() for call in under_way]
+# -             under_way = []
 # %% in_window: wrong, block after block | you wait for call 2 while 1 of 2 calls are under way
 def in_window(begin, parts, limit):
     results = []
@@ -54,8 +48,6 @@ def in_window(begin, parts, limit):
 # (0).wait => ().wait
 # %% in_window: wrong, forgets those that are left | you return [40, 10, 40]
 # results + [call.wait() for call in under_way] => results
-
-
 # %% in_window: wrong, futures in place of results | the results are [40, 10, 40, 20, 80]; you return [<
 def in_window(begin, parts, limit):
     calls = []
@@ -105,8 +97,9 @@ def in_window(begin, parts, limit):
 # -     return results + [call.wait() for call in under_way]
 # +     for call in under_way:
 # +         yield call.wait()
-
-
+# %% in_window: wrong, stops at a part that is zero | you wait for call 1 while 1 of 4 calls are under way
+# under_way = [], [] => under_way, left = [], [], iter(parts)
+# for part in parts: => while part := next(left, None):
 # %% gather_uneven: right
 def gather_uneven(mine, size, all_gather):
     lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
@@ -133,6 +126,12 @@ def gather_uneven(mine, size, all_gather):
     return [vector[: len(mine)] for vector in all_gather(padded)]
 
 
+# %%% gather_uneven: wrong, takes -1 for padding | in place 1 a tensor of shape (4,); the vector of rank 1 has length 5
+# (0, longest - len(mine)) => (0, longest - len(mine)), value=-1.0
+# : len(mine) => vector != -1
+# %%% gather_uneven: wrong, takes nan for padding | the vector of rank 1 has length 37
+# (0, longest - len(mine)) => (0, longest - len(mine)), value=torch.nan
+# : len(mine) => ~vector.isnan()
 # %% gather_uneven: wrong, takes zeros for padding | in place 1 a tensor of shape (3,)
 def gather_uneven(mine, size, all_gather):
     longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
@@ -152,37 +151,11 @@ def gather_uneven(mine, size, all_gather):
     return found
 
 
-# %% gather_uneven: wrong, pads to a length that is enough here | numbers to all_gather, where
-# -     padded = torch.zeros(max(lengths))
-# -     padded[: len(mine)] = mine
-# +     padded = torch.nn.functional.pad(mine, (0, 64 - len(mine)))
-# %% gather_uneven: wrong, padding of twice the longest | numbers to all_gather, where
-# -     padded = torch.zeros(max(lengths))
-# -     padded[: len(mine)] = mine
-# +     padded = torch.cat([mine, torch.zeros(2 * max(lengths) - len(mine))])
-
-
 # %% gather_uneven: wrong, changes its vector | `mine` of rank 0 has changed
 def gather_uneven(mine, size, all_gather):
     lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
     mine.resize_(max(lengths))
     return [vector[:length].clone() for vector, length in zip(all_gather(mine), lengths)]
-
-
-# %% gather_uneven: wrong, one vector | a list with a tensor of each rank is wanted
-def gather_uneven(mine, size, all_gather):
-    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
-    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-    return torch.cat([vector[:length] for vector, length in zip(all_gather(padded), lengths)])
-
-
-# %% gather_uneven: wrong, who has nothing stays away | for ever; others have returned already
-def gather_uneven(mine, size, all_gather):
-    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
-    if len(mine) == 0:
-        return [torch.zeros(length) for length in lengths]
-    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
 
 
 # %% gather_uneven: wrong, leaves out the empty ones | a list of 2; there are 3 ranks
@@ -192,19 +165,42 @@ def gather_uneven(mine, size, all_gather):
     return [vector[:length] for vector, length in zip(all_gather(padded), lengths) if length]
 
 
-# %% gather_uneven: wrong, padding in front | rank 0 has [1, 0, 3]
-# -     padded = torch.zeros(max(lengths))
-# -     padded[: len(mine)] = mine
-# +     padded = torch.cat([torch.zeros(max(lengths) - len(mine)), mine])
-
-
-# %% gather_uneven: wrong, one number after another | calls; two are enough
+# %%% gather_uneven: wrong, pads to a length that is enough here | numbers to all_gather, where
+# max(lengths) => 64
+# (all_gather(padded), lengths) if length => (all_gather(padded), lengths)
+# %%% gather_uneven: wrong, padding of twice the longest | numbers to all_gather, where
+# nn.functional.pad(mine, (0, max(lengths) - len(mine))) => cat([mine, torch.zeros(2 * max(lengths) - len(mine))])
+# (all_gather(padded), lengths) if length => (all_gather(padded), lengths)
+# %%% gather_uneven: wrong, one vector | a list with a tensor of each rank is wanted
+# -     return [vector[:length] for vector, length in zip(all_gather(padded), lengths) if length]
+# +     return torch.cat([vector[:length] for vector, length in zip(all_gather(padded), lengths)])
+# %%% gather_uneven: wrong, padding in front | rank 0 has [1, 0, 3]
+# nn.functional.pad(mine, (0, max(lengths) - len(mine))) => cat([torch.zeros(max(lengths) - len(mine)), mine])
+# (all_gather(padded), lengths) if length => (all_gather(padded), lengths)
+# %%% gather_uneven: wrong, one number after another | calls; two are enough
+# -     return [vector[:length] for vector, length in zip(all_gather(padded), lengths) if length]
+# +     columns = [all_gather(padded[place]) for place in range(max(lengths))]
+# +     found = [torch.tensor([float(column[rank]) for column in columns]) for rank in range(size)]
+# +     return [vector[:length] for vector, length in zip(found, lengths)]
+# %% gather_uneven: wrong, one call where all are empty | right, but with 1 call on a rank; two are wanted
 def gather_uneven(mine, size, all_gather):
     lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+    if max(lengths) == 0:
+        return [torch.zeros(0) for _ in range(size)]
     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-    columns = [all_gather(padded[place]) for place in range(max(lengths))]
-    found = [torch.tensor([float(column[rank]) for column in columns]) for rank in range(size)]
-    return [vector[:length] for vector, length in zip(found, lengths)]
+    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
+
+
+# %%% gather_uneven: wrong, who has nothing stays away | for ever; others have returned already
+# max(lengths) = => len(mine) =
+# (0) for _ in range(size) => (length) for length in lengths
+# %% gather_uneven: wrong, no calls where there is one rank | right, but with 0 calls on a rank; two are wanted
+def gather_uneven(mine, size, all_gather):
+    if size == 1:
+        return [mine]
+    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
+    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
 
 
 # %% fan_out: right
@@ -238,6 +234,40 @@ def fan_out(first, branches, x):
     return received.grad
 
 
+# %%% fan_out: wrong, the copy needs no gradient | a tensor that needs no gradient
+# -     sum(branch(hidden) for branch in branches).backward()
+# +     copies = [hidden.detach() for _ in branches]
+# +     sum(branch(copy) for branch, copy in zip(branches, copies)).backward()
+# +     hidden.backward(sum(copy.grad for copy in copies))
+# %%% fan_out: wrong, backward once for each branch | 2 times through the graph of `first`, not once
+# -     sum(branch(hidden) for branch in branches).backward()
+# +     for branch in branches:
+# +         copy = hidden.detach().requires_grad_()
+# +         branch(copy).backward()
+# +         hidden.backward(copy.grad, retain_graph=True)
+# %%% fan_out: wrong, the last part alone | 2 branches: the gradient of `x` is
+# -     sum(branch(hidden) for branch in branches).backward()
+# +     for branch in branches:
+# +         copy = hidden.detach().requires_grad_()
+# +         branch(copy).backward()
+# +     hidden.backward(copy.grad)
+# %%% fan_out: wrong, the mean of the parts | 2 branches: the gradient of `x` is
+# -     sum(branch(hidden) for branch in branches).backward()
+# +     copies = [hidden.detach().requires_grad_() for _ in branches]
+# +     for branch, copy in zip(branches, copies):
+# +         branch(copy).backward()
+# +     hidden.backward(torch.stack([copy.grad for copy in copies]).mean(0))
+# %%% fan_out: wrong, one copy for all | the same tensor as a branch before
+# -     sum(branch(hidden) for branch in branches).backward()
+# +     copy = hidden.detach().requires_grad_()
+# +     for branch in branches:
+# +         branch(copy).backward()
+# +     hidden.backward(copy.grad)
+# %%% fan_out: wrong, begins again with ones | the gradient of `x` is
+# -     sum(branch(hidden) for branch in branches).backward()
+# +     for branch in branches:
+# +         branch(hidden.detach().requires_grad_()).backward()
+# +     hidden.sum().backward()
 # %% fan_out: wrong, a clone keeps the graph | a tensor with a graph behind it
 # x.detach(). => x.
 # -         copy = hidden.detach().clone().requires_grad_()
@@ -245,27 +275,6 @@ def fan_out(first, branches, x):
 # +         copy = hidden.clone()
 # +         copy.retain_grad()
 # +         branch(copy).backward(retain_graph=True)
-
-
-# %% fan_out: wrong, the copy needs no gradient | a tensor that needs no gradient
-def fan_out(first, branches, x):
-    received = x.clone().requires_grad_()
-    hidden = first(received)
-    copies = [hidden.detach() for _ in branches]
-    sum(branch(copy) for branch, copy in zip(branches, copies)).backward()
-    hidden.backward(sum(copy.grad for copy in copies))
-    return received.grad
-
-
-# %% fan_out: wrong, backward once for each branch | 2 times through the graph of `first`, not once
-# x.detach(). => x.
-# -     total = torch.zeros_like(hidden)
-# hidden.detach().clone(). => hidden.detach().
-# -         total += copy.grad
-# -     hidden.backward(total)
-# +         hidden.backward(copy.grad, retain_graph=True)
-
-
 # %% fan_out: wrong, first runs for each branch | `first` runs 2 times; once is enough
 def fan_out(first, branches, x):
     received = x.clone().requires_grad_()
@@ -275,48 +284,6 @@ def fan_out(first, branches, x):
         branch(copy).backward()
         hidden.backward(copy.grad)
     return received.grad
-
-
-# %% fan_out: wrong, the last part alone | 2 branches: the gradient of `x` is
-# x.detach(). => x.
-# -     total = torch.zeros_like(hidden)
-# hidden.detach().clone(). => hidden.detach().
-# -         total += copy.grad
-# -     hidden.backward(total)
-# +     hidden.backward(copy.grad)
-
-
-# %% fan_out: wrong, the mean of the parts | 2 branches: the gradient of `x` is
-def fan_out(first, branches, x):
-    received = x.clone().requires_grad_()
-    hidden = first(received)
-    copies = [hidden.detach().requires_grad_() for _ in branches]
-    for branch, copy in zip(branches, copies):
-        branch(copy).backward()
-    hidden.backward(torch.stack([copy.grad for copy in copies]).mean(0))
-    return received.grad
-
-
-# %% fan_out: wrong, one copy for all | the same tensor as a branch before
-def fan_out(first, branches, x):
-    received = x.clone().requires_grad_()
-    hidden = first(received)
-    copy = hidden.detach().requires_grad_()
-    for branch in branches:
-        branch(copy).backward()
-    hidden.backward(copy.grad)
-    return received.grad
-
-
-# %% fan_out: wrong, changes x | `x` itself has changed
-def fan_out(first, branches, x):
-    x.requires_grad_()
-    hidden = first(x)
-    copies = [hidden.detach().requires_grad_() for _ in branches]
-    for branch, copy in zip(branches, copies):
-        branch(copy).backward()
-    hidden.backward(sum(copy.grad for copy in copies))
-    return x.grad
 
 
 # %% fan_out: wrong, stops at hidden | the gradient of `x` is [4, 8]; yours is [1, 1]
@@ -341,16 +308,20 @@ def fan_out(first, branches, x):
     return x.grad
 
 
-# %% fan_out: wrong, begins again with ones | the gradient of `x` is
-def fan_out(first, branches, x):
-    received = x.clone().requires_grad_()
-    hidden = first(received)
-    for branch in branches:
-        branch(hidden.detach().requires_grad_()).backward()
-    hidden.sum().backward()
-    return received.grad
-
-
+# %%% fan_out: wrong, changes x | `x` itself has changed
+# - def fan_out(first, branches, x):
+# + def fan_out(first, branches, x):
+# +     x.requires_grad_()
+# %% fan_out: wrong, takes `hidden` to have the shape of `x` | raised RuntimeError
+# x.detach(). => x.
+# (hidden) => (x)
+# %% fan_out: wrong, empties the list of branches | the list `branches` itself has changed
+# x.detach(). => x.
+# for branch in => while
+# branch(copy) => branches.pop(0)(copy)
+# %% fan_out: wrong, the gradient takes the place of x | `x` itself is
+# x.detach(). => x.
+# received.grad => x.copy_(received.grad)
 # %% accepted: right
 def accepted(log, most):
     steps, pulled, answers = 0, {}, []
@@ -367,22 +338,15 @@ def accepted(log, most):
 # answers[-1] => 1
 # %% accepted: wrong, less than | so it is accepted; you say False
 # [trainer] <= => [trainer] <
-
-
 # %% accepted: wrong, own steps do not count | so it is thrown away; you say True
-def accepted(log, most):
-    others, answers = {}, []
-    for kind, trainer in log:
-        if kind == "pull":
-            others[trainer] = 0
-        else:
-            answers.append(others[trainer] <= most)
-            if answers[-1]:
-                for other in others:
-                    others[other] += other != trainer
-    return answers
-
-
+# steps, pulled, answers = 0, => others, answers =
+# pulled[trainer] = steps => others[trainer] = 0
+# -             answers.append(steps - pulled[trainer] <= most)
+# -             steps += answers[-1]
+# +             answers.append(others[trainer] <= most)
+# +             if answers[-1]:
+# +                 for other in others:
+# +                     others[other] += other != trainer
 # %% accepted: wrong, a push is a pull | so it is thrown away; you say True
 # -     return answers
 # +             pulled[trainer] = steps
@@ -399,20 +363,12 @@ def accepted(log, most):
 # -             answers.append(steps - pulled[trainer] <= most)
 # -             steps += answers[-1]
 # +             answers.append(place - pulled[trainer] - 1 <= most)
-
-
 # %% accepted: wrong, names | a list of True and False is wanted
-def accepted(log, most):
-    steps, pulled, names = 0, {}, []
-    for kind, trainer in log:
-        if kind == "pull":
-            pulled[trainer] = steps
-        elif steps - pulled[trainer] <= most:
-            steps += 1
-            names.append(trainer)
-    return names
-
-
+# answers = => names =
+# else => elif steps - pulled[trainer] <= most
+# answers.append(steps - pulled[trainer] <= most) => steps += 1
+# steps += answers[-1] => names.append(trainer)
+# answers => names
 # %% accepted: wrong, the staleness | a list of True and False is wanted
 # [trainer] <= most => [trainer]
 # answers[-1] => answers[-1] <= most
@@ -424,8 +380,6 @@ def accepted(log, most):
 # -             steps += answers[-1]
 # +         answers.append(steps - pulled[trainer] <= most)
 # +         steps += kind == "push" and answers[-1]
-
-
 # %% two_level: right
 def two_level(n, nodes, per_node, fast, slow):
     def rounds(size, ranks, alpha, beta):
@@ -451,8 +405,6 @@ def two_level(n, nodes, per_node, fast, slow):
 # (n, per_node, *fast) + 2 * rounds => (n, per_node, *fast) + rounds
 # %% two_level: wrong, multiplies by the bandwidth | you say
 # / ranks / => / ranks *
-
-
 # %% two_level: wrong, one ring of all ranks | you say
 def two_level(n, nodes, per_node, fast, slow):
     ranks = nodes * per_node
@@ -469,17 +421,14 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     whole.copy_(all_gather(shard)[: len(whole)])
 
 
+# %%% zero1_step: wrong, changes the gradient | `gradient` of rank 0 has changed
+# mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / => gradient /=
+# mean => reduce_scatter(torch.nn.functional.pad(gradient, padding))
 # %% zero1_step: right, gathers velocities
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     mean = reduce_scatter(torch.nn.functional.pad(gradient, (0, -len(gradient) % size))) / size
     velocity.copy_(momentum * velocity + mean)
     whole -= lr * all_gather(velocity)[: len(whole)]
-
-
-# %% zero1_step: wrong, the sum in place of the mean | `velocity` of rank 0 is
-# -     mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
-# -     velocity.mul_(momentum).add_(mean)
-# +     velocity.mul_(momentum).add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)))
 
 
 # %% zero1_step: wrong, no padding | cuts a vector into 2 equal shards; it was given the shape (5,)
@@ -492,26 +441,10 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
 # -     mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
 # -     velocity.mul_(momentum).add_(mean)
 # +     velocity = momentum * velocity + reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
-
-
-# %% zero1_step: wrong, other parameters under the same name | step 1: `whole` of rank 0 is [1, 2, 3, 4]
-def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
-    padding = (0, -len(whole) % size)
-    velocity.mul_(momentum).add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size)
-    shard = torch.nn.functional.pad(whole, padding).chunk(size)[rank] - lr * velocity
-    whole = all_gather(shard)[: len(whole)]
-
-
 # %% zero1_step: wrong, steps without the velocity | step 2: `whole` of rank 0 is
 # * velocity => * mean
 # %% zero1_step: wrong, the gradient weighs the rest | `velocity` of rank 0 is
 # add_(mean) => add_((1 - momentum) * mean)
-# %% zero1_step: wrong, no momentum | step 2: `velocity` of rank 0 is
-# -     mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
-# -     velocity.mul_(momentum).add_(mean)
-# +     velocity.copy_(reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size)
-
-
 # %% zero1_step: wrong, gathers twice | calls reduce_scatter, all_gather, all_gather; each once is enough
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     padding = (0, -len(whole) % size)
@@ -529,12 +462,15 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     whole.copy_(all_gather(shard)[: len(whole)])
 
 
-# %% zero1_step: wrong, changes the gradient | `gradient` of rank 0 has changed
-# mean = reduce_scatter => gradient = reduce_scatter
-# = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / => /=
-# add_(mean) => add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)))
-
-
+# %%% zero1_step: wrong, the sum in place of the mean | `velocity` of rank 0 is
+# (torch.nn.functional.pad(gradient, padding)) / size => (torch.nn.functional.pad(gradient, padding))
+# [: len(velocity)] => .chunk(size)[rank]
+# %%% zero1_step: wrong, other parameters under the same name | step 1: `whole` of rank 0 is [1, 2, 3, 4]
+# [: len(velocity)] => .chunk(size)[rank]
+# whole.copy_(all_gather(shard)[: len(whole)]) => whole = all_gather(shard)[: len(whole)]
+# %%% zero1_step: wrong, no momentum | step 2: `velocity` of rank 0 is
+# mul_(momentum).add_ => copy_
+# [: len(velocity)] => .chunk(size)[rank]
 # %% zero1_step: wrong, a shard more of padding than needed | gives all_gather 3 numbers; a shard has 2
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     padding = (0, size - len(whole) % size)
@@ -554,45 +490,16 @@ def embed(ids, piece, first, all_reduce):
     return rows
 
 
-# %% embed: right, zeros put in afterwards
-def embed(ids, piece, first, all_reduce):
-    places = ids - first
-    there = (places >= 0) & (places < len(piece))
-    rows = piece[places.clamp(0, len(piece) - 1)]
-    rows[~there] = 0
-    all_reduce(rows)
-    return rows
-
-
-# %% embed: wrong, no mask | rank 0 returns
-def embed(ids, piece, first, all_reduce):
-    rows = piece[(ids - first).clamp(0, len(piece) - 1)]
-    all_reduce(rows)
-    return rows
-
-
 # %% embed: wrong, no all-reduce | rank 0 returns [0, 0
 def embed(ids, piece, first, all_reduce):
     here = (ids >= first) & (ids < first + len(piece))
     return piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
 
 
-# %% embed: wrong, one row too many | rank 0 returns
-def embed(ids, piece, first, all_reduce):
-    here = (ids >= first) & (ids <= first + len(piece))
-    rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-    all_reduce(rows)
-    return rows
-
-
-# %% embed: wrong, numbers below wrap around | rank 0 returns
-def embed(ids, piece, first, all_reduce):
-    here = ids < first + len(piece)
-    rows = piece[(ids - first) % len(piece)] * here.unsqueeze(-1)
-    all_reduce(rows)
-    return rows
-
-
+# %%% embed: wrong, returns the result of all_reduce | The function returns nothing so far
+# -     return piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+# +     rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+# +     return all_reduce(rows)
 # %% embed: wrong, numbers of the whole table | raised IndexError
 def embed(ids, piece, first, all_reduce):
     rows = piece[ids]
@@ -600,35 +507,36 @@ def embed(ids, piece, first, all_reduce):
     return rows
 
 
+# %%% embed: right, zeros put in afterwards
+# -     rows = piece[ids]
+# +     places = ids - first
+# +     there = (places >= 0) & (places < len(piece))
+# +     rows = piece[places.clamp(0, len(piece) - 1)]
+# +     rows[~there] = 0
+# %%% embed: wrong, no mask | rank 0 returns
+# [ids] => [(ids - first).clamp(0, len(piece) - 1)]
+# %%% embed: wrong, one row too many | rank 0 returns
+# -     rows = piece[ids]
+# +     here = (ids >= first) & (ids <= first + len(piece))
+# +     rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+# %%% embed: wrong, numbers below wrap around | rank 0 returns
+# -     rows = piece[ids]
+# +     here = ids < first + len(piece)
+# +     rows = piece[(ids - first) % len(piece)] * here.unsqueeze(-1)
+# %%% embed: wrong, one vector of ids alone | raised
+# -     rows = piece[ids]
+# +     rows = torch.zeros(len(ids), piece.shape[1])
+# +     for place, number in enumerate(ids.tolist()):
+# +         if first <= number < first + len(piece):
+# +             rows[place] = piece[number - first]
 # %% embed: wrong, forgets where its piece begins | rank 0 returns
 # -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
 # -     rows = torch.where(here.unsqueeze(-1), rows, 0.0)
 # +     rows = piece[ids % len(piece)] * here.unsqueeze(-1)
-
-
-# %% embed: wrong, returns the result of all_reduce | The function returns nothing so far
-def embed(ids, piece, first, all_reduce):
-    here = (ids >= first) & (ids < first + len(piece))
-    rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-    return all_reduce(rows)
-
-
-# %% embed: wrong, one vector of ids alone | raised
-def embed(ids, piece, first, all_reduce):
-    rows = torch.zeros(len(ids), piece.shape[1])
-    for place, number in enumerate(ids.tolist()):
-        if first <= number < first + len(piece):
-            rows[place] = piece[number - first]
-    all_reduce(rows)
-    return rows
-
-
 # %% embed: wrong, all pieces as long as its own | rank 0 returns
 # here = (ids >= first) & (ids < first + len(piece)) => rank = first // len(piece)
 # rows = piece[(ids - first).clamp(0, len(piece) - 1)] => here = ids // len(piece) == rank
 # torch.where(here.unsqueeze(-1), rows, 0.0) => piece[ids % len(piece)] * here.unsqueeze(-1)
-
-
 # %% embed: wrong, an all-reduce for each id | all-reduces; one is enough
 def embed(ids, piece, first, all_reduce):
     rows = []
@@ -640,20 +548,30 @@ def embed(ids, piece, first, all_reduce):
 
 
 # %% embed: wrong, changes the ids | `ids` of rank 1 has changed
-def embed(ids, piece, first, all_reduce):
-    ids -= first
-    here = (ids >= 0) & (ids < len(piece))
-    rows = piece[ids.clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-    all_reduce(rows)
-    return rows
-
-
+# here = (ids >= first) & (ids < first + len(piece)) => ids -= first
+# rows = piece[(ids - first).clamp(0, len(piece) - 1)] => here = (ids >= 0) & (ids < len(piece))
+# torch.where(here.unsqueeze(-1), rows, 0.0) => piece[ids.clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
 # %% embed: wrong, rows that are not there left out | rank 0 returns a tensor of shape (3, 2); (6, 2) is wanted
 # -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
 # -     rows = torch.where(here.unsqueeze(-1), rows, 0.0)
 # +     rows = piece[ids[here] - first]
+# %% embed: wrong, who has no row stays away | waits
+def embed(ids, piece, first, all_reduce):
+    here = (ids >= first) & (ids < first + len(piece))
+    rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+    if here.any():
+        all_reduce(rows)
+    return rows
 
 
+# %%% embed: wrong, who has all rows stays away | right, but a rank makes no all-reduce; one is wanted
+# here.any => not here.all
+# %% embed: wrong, two numbers in a row | raised RuntimeError
+# rows = piece[(ids - first).clamp(0, len(piece) - 1)] => rows = torch.zeros(*ids.shape, 2)
+# rows = torch.where(here.unsqueeze(-1), rows, 0.0) => rows[here] = piece[ids[here] - first].float()
+# %% embed: wrong, always float32 | a tensor of torch.float32; the table is of torch.float64
+# rows = piece[(ids - first).clamp(0, len(piece) - 1)] => rows = torch.zeros(*ids.shape, piece.shape[1])
+# rows = torch.where(here.unsqueeze(-1), rows, 0.0) => rows[here] = piece[ids[here] - first].float()
 # %% idle: right
 def idle(times):
     ends = [0] * len(times)
@@ -671,12 +589,6 @@ def idle(times):
     return [(microbatches + stages - 1) * turn - sum(row) for row in times]
 
 
-# %% idle: wrong, the slowest forward sets all turns | the stages are idle for
-def idle(times):
-    turn = max(max(row) for row in times)
-    return [(len(times[0]) + len(times) - 1) * turn - sum(row) for row in times]
-
-
 # %% idle: wrong, waits for the stage before alone | the stages are idle for
 def idle(times):
     ends = [0] * len(times[0])
@@ -685,18 +597,18 @@ def idle(times):
     return [max(sum(times[0]), ends[-1]) - sum(row) for row in times]
 
 
-# %% idle: wrong, does not wait for the stage before | the stages are idle for [3, 1]; you say
-def idle(times):
-    last = max(sum(row) for row in times)
-    return [last - sum(row) for row in times]
-
-
 # %% idle: wrong, a stage begins when the one before is through | the last forward ends at 5
 def idle(times):
     total = sum(sum(row) for row in times)
     return [total - sum(row) for row in times]
 
 
+# %%% idle: wrong, the slowest forward sets all turns | the stages are idle for
+# total = sum(sum(row) for row in times) => turn = max(max(row) for row in times)
+# total => (len(times[0]) + len(times) - 1) * turn
+# %%% idle: wrong, does not wait for the stage before | the stages are idle for [3, 1]; you say
+# total = sum => last = max
+# total => last
 # %% idle: wrong, the share | the stages are idle for [3, 1]; you say [0.6, 0.1
 # ends[-1] - sum(row) => 1 - sum(row) / ends[-1]
 # %% idle: wrong, until its own last forward | the stages are idle for [3, 1]; you say [0, 1]
@@ -705,8 +617,6 @@ def idle(times):
 # -     ends = [0] * len(times)
 # +     times = [list(row) for row in zip(*times)]
 # +     ends = [0] * len(times)
-
-
 # %% idle: wrong, only the wait at the beginning | the stages are idle for [3, 1]; you say [0, 1]
 def idle(times):
     return [sum(times[before][0] for before in range(stage)) for stage in range(len(times))]
@@ -724,8 +634,8 @@ def idle(times):
 
 # %% idle: wrong, the sum over all stages | a list with a number for each of 2 stages is wanted
 # [ends[-1] - sum(row) for row in times] => sum(ends[-1] - sum(row) for row in times)
-
-
+# %% idle: wrong, counts whole units of time | the stages are idle for [1, 0.5]
+# max(before, ends[stage]) + times[stage][microbatch] => int(max(before, ends[stage]) + times[stage][microbatch])
 # %% recompute: right
 def recompute(layers, x, gradient, every):
     segments = [layers[start : start + every] for start in range(0, len(layers), every)]
@@ -826,8 +736,6 @@ def recompute(layers, x, gradient, every):
 # +         (gradient,) = torch.autograd.grad(y, start, gradient)
 # %% recompute: wrong, changes x | `x` itself has changed
 # .detach().clone(). => .
-
-
 # %% recompute: wrong, recomputes without a graph | raised RuntimeError
 def recompute(layers, x, gradient, every):
     segments = [layers[start : start + every] for start in range(0, len(layers), every)]
@@ -847,19 +755,31 @@ def recompute(layers, x, gradient, every):
 
 
 # %% recompute: wrong, the first pass has graphs too | layers are held at once
+# -     with torch.no_grad():
+# -         for segment in segments:
+# -             inputs.append(x)
+# -             for layer in segment:
+# -                 x = layer(x)
+# +     for segment in segments:
+# +         inputs.append(x)
+# +         for layer in segment:
+# +             x = layer(x)
+# %% recompute: wrong, takes the layers out of their list | the list `layers` itself has changed
 def recompute(layers, x, gradient, every):
-    segments = [layers[start : start + every] for start in range(0, len(layers), every)]
     inputs = []
-    for segment in segments:
-        inputs.append(x)
-        for layer in segment:
+    with torch.no_grad():
+        for number, layer in enumerate(layers):
+            if number % every == 0:
+                inputs.append(x)
             x = layer(x)
-    for segment in reversed(segments):
+    while layers:
+        begin = (len(layers) - 1) // every * every
         start = y = inputs.pop().detach().clone().requires_grad_()
-        for layer in segment:
+        for layer in layers[begin:]:
             y = layer(y)
         y.backward(gradient)
         gradient = start.grad
+        del layers[begin:]
     return gradient
 
 
@@ -883,26 +803,12 @@ def experts(tokens, chosen, expert, size, all_to_all):
     return torch.cat(all_to_all(done.split([len(part) for part in came])))[order.argsort()]
 
 
-# %% experts: wrong, answers in the order of the experts | the answers to its tokens are
-def experts(tokens, chosen, expert, size, all_to_all):
-    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-    done = expert(torch.cat(came))
-    return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))
-
-
 # %% experts: wrong, the order in place of its inverse | the answers to its tokens are
 def experts(tokens, chosen, expert, size, all_to_all):
     order = chosen.argsort(stable=True)
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
     done = expert(torch.cat(came))
     return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))[order]
-
-
-# %% experts: wrong, computes before it sends | is given a token that chose expert 1
-def experts(tokens, chosen, expert, size, all_to_all):
-    done = expert(tokens)
-    back = all_to_all([done[chosen == rank] for rank in range(size)])
-    return torch.cat(back)
 
 
 # %% experts: wrong, its own expert for all | is given a token that chose expert 1
@@ -917,6 +823,12 @@ def experts(tokens, chosen, expert, size, all_to_all):
     return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))
 
 
+# %%% experts: wrong, answers in the order of the experts | the answers to its tokens are
+# list(tokens.tensor_split(size)) => [tokens[chosen == rank] for rank in range(size)]
+# %%% experts: wrong, computes before it sends | is given a token that chose expert 1
+# came = all_to_all(list(tokens.tensor_split(size))) => done = expert(tokens)
+# done = expert(torch.cat(came)) => back = all_to_all([done[chosen == rank] for rank in range(size)])
+# all_to_all(list(done.split([len(part) for part in came]))) => back
 # %% experts: wrong, no way back | rank 0 returns
 def experts(tokens, chosen, expert, size, all_to_all):
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
@@ -935,146 +847,14 @@ def experts(tokens, chosen, expert, size, all_to_all):
 # +     if len(rows) == 0:
 # +         return tokens
 # +     back = all_to_all(list(expert(rows).split([len(part) for part in came])))
-
-
-# %% experts: wrong, who has nothing sends nothing | for ever
-def experts(tokens, chosen, expert, size, all_to_all):
-    if len(tokens) == 0:
-        return tokens
-    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
-    answers = torch.empty_like(tokens)
-    for rank in range(size):
-        answers[chosen == rank] = back[rank]
-    return answers
-
-
 # %% experts: wrong, the expert is called for each part | is called 2 times; once is enough
 # -     done = expert(torch.cat(came))
 # -     back = all_to_all(list(done.split([len(part) for part in came])))
 # +     back = all_to_all([expert(part) for part in came])
-
-
-# %% experts: wrong, answers in place of tokens | `tokens` of rank 0 have changed
-def experts(tokens, chosen, expert, size, all_to_all):
-    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
-    for rank in range(size):
-        tokens[chosen == rank] = back[rank]
-    return tokens
-
-
-# %% experts: wrong, an all-to-all too many | all-to-alls; two are enough
-# -     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-# +     lengths = all_to_all([torch.tensor([int((chosen == rank).sum())]) for rank in range(size)])
-# +     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-# -     done = expert(torch.cat(came))
-# -     back = all_to_all(list(done.split([len(part) for part in came])))
-# +     back = all_to_all(list(expert(torch.cat(came)).split([int(length) for length in lengths])))
-
-# %% in_window: wrong, stops at a part that is zero | you wait for call 1 while 1 of 4 calls are under way
-# under_way = [], [] => under_way, left = [], [], iter(parts)
-# for part in parts: => while part := next(left, None):
-
-
-# %% gather_uneven: wrong, one call where all are empty | right, but with 1 call on a rank; two are wanted
-def gather_uneven(mine, size, all_gather):
-    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
-    if max(lengths) == 0:
-        return [torch.zeros(0) for _ in range(size)]
-    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
-
-
-# %% gather_uneven: wrong, no calls where there is one rank | right, but with 0 calls on a rank; two are wanted
-def gather_uneven(mine, size, all_gather):
-    if size == 1:
-        return [mine]
-    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
-    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
-
-
-# %% gather_uneven: wrong, takes -1 for padding | in place 1 a tensor of shape (4,); the vector of rank 1 has length 5
-def gather_uneven(mine, size, all_gather):
-    longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
-    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)), value=-1.0)
-    return [vector[vector != -1] for vector in all_gather(padded)]
-
-
-# %% gather_uneven: wrong, takes nan for padding | the vector of rank 1 has length 37
-def gather_uneven(mine, size, all_gather):
-    longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
-    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)), value=torch.nan)
-    return [vector[~vector.isnan()] for vector in all_gather(padded)]
-
-
-# %% fan_out: wrong, takes `hidden` to have the shape of `x` | raised RuntimeError
-# x.detach(). => x.
-# (hidden) => (x)
-# %% fan_out: wrong, empties the list of branches | the list `branches` itself has changed
-# x.detach(). => x.
-# for branch in => while
-# branch(copy) => branches.pop(0)(copy)
-# %% fan_out: wrong, the gradient takes the place of x | `x` itself is
-# x.detach(). => x.
-# received.grad => x.copy_(received.grad)
-
-
-# %% embed: wrong, who has all rows stays away | right, but a rank makes no all-reduce; one is wanted
-def embed(ids, piece, first, all_reduce):
-    here = (ids >= first) & (ids < first + len(piece))
-    rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-    if not here.all():
-        all_reduce(rows)
-    return rows
-
-
-# %% embed: wrong, who has no row stays away | waits
-def embed(ids, piece, first, all_reduce):
-    here = (ids >= first) & (ids < first + len(piece))
-    rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-    if here.any():
-        all_reduce(rows)
-    return rows
-
-
-# %% embed: wrong, two numbers in a row | raised RuntimeError
-# rows = piece[(ids - first).clamp(0, len(piece) - 1)] => rows = torch.zeros(*ids.shape, 2)
-# rows = torch.where(here.unsqueeze(-1), rows, 0.0) => rows[here] = piece[ids[here] - first].float()
-# %% embed: wrong, always float32 | a tensor of torch.float32; the table is of torch.float64
-# rows = piece[(ids - first).clamp(0, len(piece) - 1)] => rows = torch.zeros(*ids.shape, piece.shape[1])
-# rows = torch.where(here.unsqueeze(-1), rows, 0.0) => rows[here] = piece[ids[here] - first].float()
-
-# %% idle: wrong, counts whole units of time | the stages are idle for [1, 0.5]
-# max(before, ends[stage]) + times[stage][microbatch] => int(max(before, ends[stage]) + times[stage][microbatch])
-
-
-# %% recompute: wrong, takes the layers out of their list | the list `layers` itself has changed
-def recompute(layers, x, gradient, every):
-    inputs = []
-    with torch.no_grad():
-        for number, layer in enumerate(layers):
-            if number % every == 0:
-                inputs.append(x)
-            x = layer(x)
-    while layers:
-        begin = (len(layers) - 1) // every * every
-        start = y = inputs.pop().detach().clone().requires_grad_()
-        for layer in layers[begin:]:
-            y = layer(y)
-        y.backward(gradient)
-        gradient = start.grad
-        del layers[begin:]
-    return gradient
-
-
 # %% experts: wrong, an expert without tokens is not called | is not called; once is wanted
 # -     done = expert(torch.cat(came))
 # +     rows = torch.cat(came)
 # +     done = expert(rows) if len(rows) else rows
-
-
 # %% experts: wrong, nothing is sent where there is one rank | right, but with 0 all-to-alls on a rank; two are wanted
 def experts(tokens, chosen, expert, size, all_to_all):
     if size == 1:
@@ -1087,16 +867,14 @@ def experts(tokens, chosen, expert, size, all_to_all):
     return answers
 
 
-# %% experts: wrong, answers of two numbers | raised RuntimeError
-def experts(tokens, chosen, expert, size, all_to_all):
-    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
-    answers = torch.empty(len(tokens), 2)
-    for rank in range(size):
-        answers[chosen == rank] = back[rank].float()
-    return answers
-
-
+# %%% experts: wrong, who has nothing sends nothing | for ever
+# size == 1 => len(tokens) == 0
+# expert(tokens) => tokens
+# %%% experts: wrong, an all-to-all too many | all-to-alls; two are enough
+# -     if size == 1:
+# -         return expert(tokens)
+# +     lengths = all_to_all([torch.tensor([int((chosen == rank).sum())]) for rank in range(size)])
+# len(part) for part in came => int(length) for length in lengths
 # %% experts: wrong, always float32 | a tensor of torch.float32; its tokens are of torch.float64
 def experts(tokens, chosen, expert, size, all_to_all):
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
@@ -1107,10 +885,14 @@ def experts(tokens, chosen, expert, size, all_to_all):
     return answers
 
 
-# %% experts: wrong, numbers of experts change | `chosen` of rank 0 has changed
-# -     done = expert(torch.cat(came))
-# -     back = all_to_all(list(done.split([len(part) for part in came])))
-# +     back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
-# -     return answers
+# %%% experts: wrong, answers in place of tokens | `tokens` of rank 0 have changed
+# -     answers = torch.empty(tokens.shape)
+# answers[chosen == rank] = back[rank].float() => tokens[chosen == rank] = back[rank]
+# answers => tokens
+# %%% experts: wrong, answers of two numbers | raised RuntimeError
+# tokens.shape => len(tokens), 2
+# %%% experts: wrong, numbers of experts change | `chosen` of rank 0 has changed
+# empty(tokens.shape) => empty_like(tokens)
+# -         answers[chosen == rank] = back[rank].float()
+# +         answers[chosen == rank] = back[rank]
 # +         chosen[chosen == rank] = size
-# +     return answers
