@@ -16,6 +16,7 @@ import make_records  # noqa: E402
 
 from rpcbench.panels import PANELS  # noqa: E402
 from rpcbench.panels.replay import playback_data  # noqa: E402
+from rpcbench.telemetry.message_views import describe_message  # noqa: E402
 from rpcbench.telemetry.recording import Player, load_record  # noqa: E402
 
 
@@ -31,8 +32,16 @@ def test_each_record_is_of_its_lesson_as_it_stands(name):
     record = load_record(path)
     assert record.about["made_from"] == make_records.digests(scene), f"run docs/make_records.py {name}"
     assert [frame[2] for frame in record.frames if frame[2]] == ["begin", *scene.cells.values(), "end"]
+    labels = {label for _, delta, _ in record.frames for label in _labels(delta) if label.startswith("pipeline ")}
+    assert not {one for one in labels if one in describe_message("Call", one)}, "each label of today has words"
     frames = playback_data(record, PANELS[scene.panel])
     assert len(frames["frames"]) >= 8 and not frames["note"]
+
+
+def _labels(delta):
+    """The labels of the calls in a frame."""
+    changes = [change for name, change in delta.items() if change and name.endswith(" calls")]
+    return [row["label"] for change in changes for row in change["set"].values()]
 
 
 @pytest.mark.long
