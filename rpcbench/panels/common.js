@@ -309,6 +309,9 @@ class Frame {
   }
 }
 
+// Returns the rows or pixels to leave room for: `least` at first, so that the page below does not move as a live panel grows.
+const roomFor = (size, least) => (window.isStill ? size : Math.max(least, size));
+
 const WIDGET = "application/vnd.jupyter.widget-view+json";
 
 // Returns the outputs of the notebook's code cells, as lists; none in front ends that do not show pages their model.

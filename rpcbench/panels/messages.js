@@ -279,14 +279,14 @@ export default panel("messages", "Messages", (frame) => {
     const follows = updateLayout(names);
     const { places, slots } = layout;
     headline(frame, view, places, summary);
-    frame.resize(cols.width, Math.max(5, slots) * STEP + 6, cols.head);
+    frame.resize(cols.width, roomFor(slots, 5) * STEP + 6, cols.head);
     if (follows) frame.body.scrollTop = frame.body.scrollHeight;
     drawHead(frame, cols, () => "");
     const { began } = summary;
     const top = Math.floor(frame.body.scrollTop / STEP) - MARGIN;
     const bottom = top + Math.ceil(frame.body.clientHeight / STEP) + 2 * MARGIN;
     const visible = places.filter(({ from, to }) => from <= bottom && to >= top);
-    const tall = places.length ? Math.max(5, slots) * STEP : 0; // no lifelines behind a hint
+    const tall = places.length ? roomFor(slots, 5) * STEP : 0; // no lifelines behind a hint
     join(
       lifelines,
       cols.list.map((worker) => ({ key: worker.id, parts: [cols.key, tall], worker })),

@@ -266,7 +266,7 @@ export default panel("pipeline", "Pipeline", (frame) => {
       newest = null;
       frame.showStats(["step –", ""], ...leftOutStats(view.workers));
       frame.describe("No step yet.");
-      return frame.resize(width, 140);
+      return frame.resize(width, roomFor(0, 140));
     }
     headline(shown, steps, view.workers);
     const measures = measuresOf(shown);

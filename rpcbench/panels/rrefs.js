@@ -460,10 +460,10 @@ export default panel("rrefs", "RRefs", (frame) => {
     setText(controls.status, keys.length < byRref.size ? TEXT.shown(keys.length, byRref.size) : "");
 
     headline(frame, workers, rrefs, forks, states);
-    frame.resize(cols.width, Math.max(4, lines.length) * ROW + 6, cols.head, true);
+    frame.resize(cols.width, roomFor(lines.length, 4) * ROW + 6, cols.head, true);
     const counts = ({ id }) => [owned[id] ?? 0, used[id] ?? 0];
     drawHead(frame, cols, (worker) => TEXT.head.short(...counts(worker)), (worker) => TEXT.head.long(...counts(worker)));
-    drawStripes(stripes, cols, lines.length ? Math.max(4, lines.length) * ROW + 6 : 0);
+    drawStripes(stripes, cols, lines.length ? roomFor(lines.length, 4) * ROW + 6 : 0);
     drawLines(lines, view, byRref, cols, names);
     const types = coloursIn(Object.values(rrefs));
     if (legendOf !== String(types)) frame.showLegend(legend(types));

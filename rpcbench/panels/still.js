@@ -3,11 +3,13 @@
 // Guarantees
 // - The markup is well-formed XML. Only this file escapes text.
 // - It has no controls, tooltips, attributes for readers of the live page, or more than `MOST` rows of a table.
-// - The height is the one that a browser will need or a little more, by the average width of letters.
+// - The height is the one that a browser will need or a little more, by the widths of the letters of a wide font.
 
 globalThis.still = (() => {
-  const [WIDE, MOST, TALLEST] = [800, 60, 1480]; // width in pixels; rows of a table; height of a drawing
-  const [LETTER, LINE, ROW, DENSE, HEAD] = [7.3, 20, 46, 30, 84]; // a letter's width; heights of a line, and of rows in still.css
+  const [WIDE, ROOM] = [800, 760]; // widths of the picture and of its text, in pixels
+  const [MOST, TALLEST] = [60, 1480]; // rows of a table; height of a drawing
+  const [LETTER, THIN, GAP, LINE, ROW, DENSE] = [8.2, 5, 16, 20, 46, 30]; // widths; heights of a line, and of rows in still.css
+  const [THIN_ONES, BOLD] = [/[\s!'(),.:;I[\]fijlrt|]/g, 1.15];
   const CONTROLS = ["title", "desc", "caption", "button", "input", "select", "label"];
   // Of no use without a pointer, a screen reader, or a past minute.
   const UNSHOWN = ["rb-hidden", "rb-detail", "rb-grip", "rb-band", "rb-curves", "rb-ear"];
@@ -147,7 +149,7 @@ globalThis.still = (() => {
   Object.assign(globalThis, {
     ResizeObserver,
     document: { createElementNS: (_, name) => make(name), createElement: make, activeElement: null },
-    window: { addEventListener: idle, removeEventListener: idle },
+    window: { isStill: true, addEventListener: idle, removeEventListener: idle },
     performance: { now: () => 0 },
     requestAnimationFrame: (draw) => frames.push(draw),
     ...{ setTimeout: idle, clearTimeout: idle, setInterval: idle, clearInterval: idle, cancelAnimationFrame: idle },
@@ -186,27 +188,47 @@ globalThis.still = (() => {
     return `<${name}${shown.map(([key, value]) => ` ${key}="${escape(value)}"`).join("")}>${inside}</${name}>`;
   }
 
-  // Returns the width of a line with all the text of a node, and of the gaps and marks between its parts.
-  const widthOf = (node) =>
-    !(node instanceof Element) ? LETTER * node.length : node.name === "svg" ? Number(node.getAttribute("width")) + 8
-      : isShown(node) ? node.nodes.reduce((sum, one) => sum + widthOf(one), node.children.length ? 16 : 0) : 0;
+  const isBold = (node) => ["strong", "b"].includes(node.name) || node.classes.includes("rb-sentence");
 
-  function rowHeight(row, { name, parentNode: table }) {
-    if (name === "thead") return HEAD;
-    return table.classes.includes("rb-dense") && !widths(row).length ? DENSE : ROW;
+  // Returns the width of a line with all that a node shows.
+  function widthOf(node) {
+    if (!(node instanceof Element)) return LETTER * node.length - (LETTER - THIN) * (node.match(THIN_ONES)?.length ?? 0);
+    if (!isShown(node)) return 0;
+    if (node.name === "svg") return Number(node.getAttribute("width")) + 4;
+    const each = node.nodes.map(widthOf).filter(Boolean);
+    const gaps = node.name === "span" && typeof node.nodes.at(-1) === "string" ? 0 : GAP * Math.max(0, each.length - 1);
+    return each.reduce((all, one) => all + one, gaps) * (isBold(node) ? BOLD : 1);
   }
+
+  // Returns how many lines the parts of a node take, one after the other.
+  function linesOf(node) {
+    let [lines, left] = [0, 0];
+    for (const width of node.nodes.map((one) => widthOf(one) * (isBold(node) ? BOLD : 1)).filter(Boolean)) {
+      if (!lines || width > left) [lines, left] = [lines + Math.ceil(width / ROOM), ROOM];
+      left -= width + GAP;
+    }
+    return lines;
+  }
+
+  // Returns the height of the head of a column: its parts stand below each other.
+  const headHeight = ({ children }) => LINE * (children.filter(isShown).length || 1) + 10;
+
+  const paddingOf = ({ name, classes }) =>
+    classes.includes("rb-head") ? 24 : classes.includes("rb-legend") ? 10 : ["li", "figcaption"].includes(name) ? 0 : 14;
 
   // Returns the height that a node will have.
   function heightOf(node) {
     if (!isShown(node)) return 0;
-    if (node.name === "svg") return Number(node.getAttribute("height"));
-    if (node.name === "tr") return rowHeight(node, node.parentNode);
-    if (node.name === "li" && node.children.length) return ROW;
+    const { name, parentNode: parent } = node;
+    if (name === "svg") return Number(node.getAttribute("height"));
+    if (name === "thead") return Math.max(...node.children[0].children.map(headHeight));
+    if (name === "tr") return parent.parentNode.classes.includes("rb-dense") && !widths(node).length ? DENSE : ROW;
     const kids = node.children.filter(isShown);
-    if (kids.some(({ name }) => ["svg", "thead", "tbody", "tr", ...BLOCKS].includes(name)) && !node.classes.includes("rb-legend"))
-      return kids.reduce((sum, one) => sum + heightOf(one), node.name === "figure" ? 12 : 0);
-    const width = widthOf(node);
-    return width ? LINE * Math.ceil(width / (WIDE - 40)) + 14 : 0;
+    if (name === "li" && kids.length) return ROW;
+    if (kids.some((kid) => ["svg", "thead", "tbody", "tr", ...BLOCKS].includes(kid.name)))
+      return kids.reduce((sum, one) => sum + heightOf(one), name === "ul" ? 12 : 0);
+    const lines = linesOf(node);
+    return lines && LINE * lines + paddingOf(node);
   }
 
   // ---- limits
@@ -249,7 +271,7 @@ globalThis.still = (() => {
     const views = rows.length > 1 ? rows.map(([key, row]) => [{ ...view, [each]: { [key]: row } }, key]) : [[view, rows[0]?.[0]]];
     const roots = views.map(([one, key]) => section(makeWidget, one, key));
     const width = Math.max(WIDE, ...roots.flatMap((root) => widths(root)));
-    const height = roots.reduce((sum, root) => sum + heightOf(root), 12);
+    const height = roots.reduce((sum, root) => sum + heightOf(root), 0);
     return JSON.stringify([roots.map((root) => markup(root)).join(""), width, height]);
   };
 })();
