@@ -24,8 +24,14 @@ MESSAGES = [
     (m.Call(0, "torch.max", None, (), None, m.EMPTY), {"SCRIPT_CALL"}),
     (m.Create(0, *IDS, "mul", None, (), None, None, m.EMPTY), {"SCRIPT_REMOTE_CALL"}),
     (m.Create(0, *IDS, "Net", None, (), None, None, m.EMPTY), {"PYTHON_REMOTE_CALL"}),
+    (m.Fetch(0, IDS[0], None, None), {"PYTHON_RREF_FETCH_CALL", "SCRIPT_RREF_FETCH_CALL"}),
+    (m.Result(0, (), None, m.EMPTY), {"PYTHON_RET", "SCRIPT_RET"}),
     (m.ForkRequest(*IDS), {"RREF_FORK_REQUEST"}),
+    (m.ForkAccept(*IDS), {"RREF_ACK"}),
+    (m.ChildAccept(IDS[1]), {"RREF_CHILD_ACCEPT"}),
     (m.UserDelete(*IDS), {"RREF_USER_DELETE"}),
+    (m.Gradients(0, IDS[0], 0, False, True, (), None, m.EMPTY), {"BACKWARD_AUTOGRAD_REQ"}),
+    (m.Settled(0, IDS[0], 0, (), ()), {"BACKWARD_AUTOGRAD_RESP"}),
     (m.ReleaseContext(0), {"CLEANUP_AUTOGRAD_CONTEXT_REQ"}),
     (m.View(0, (), (), False, False), set()),
 ]
@@ -34,6 +40,10 @@ MESSAGES = [
 @pytest.mark.parametrize(("message", "kinds"), MESSAGES)
 def test_each_message_matches_its_kinds_of_torch(message: m.Message, kinds: set[str]) -> None:
     assert {kind for kind, means in KINDS.items() if means(message)} == kinds
+
+
+def test_each_kind_of_torch_has_its_message() -> None:
+    assert set().union(*(kinds for _, kinds in MESSAGES)) == KINDS.keys()
 
 
 def test_a_kind_that_does_not_exist_is_refused() -> None:
@@ -60,6 +70,13 @@ def test_a_kind_of_message_fails_as_often_as_the_options_ask(join: Any) -> None:
     with pytest.raises(ConnectionLostError, match="RRef creation"):
         rref.to_here()
     assert torch.equal(rpc.remote("alone", torch.ones, (2,)).to_here(), torch.ones(2))
+
+
+def test_calls_of_operators_of_torch_fail_alone_if_the_options_ask(join: Any) -> None:
+    join(faulty_options("", ["SCRIPT_CALL"], {}))
+    with pytest.raises(ConnectionLostError):
+        rpc.rpc_sync("alone", torch.add, (torch.ones(2), 1))
+    assert rpc.rpc_sync("alone", divmod, (17, 5)) == (3, 2)
 
 
 def test_a_kind_of_message_is_delayed_as_long_as_the_options_ask(join: Any) -> None:
