@@ -39,7 +39,7 @@ from typing import Any, Generic, NamedTuple, TextIO, TypeVar
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
 from rpcbench.base.futures import release_slot
-from rpcbench.cells.worker_log import fold_frames, log_of
+from rpcbench.cells.worker_log import fold_frames, log_path
 from rpcbench.runtime.pool import PoolThread
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class LogTail:
 def find_log_tail(worker: str, incarnation: int) -> LogTail | None:
     """Return this worker's log; None if its output goes elsewhere: to torchrun, Ray, or through a connection."""
     # The file must have the name of this worker's log: other processes may write to any other file.
-    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path_of_descriptor(_OUT)) != log_of(
+    if not stat.S_ISREG(os.fstat(_OUT).st_mode) or (path := _path_of_descriptor(_OUT)) != log_path(
         path.parent, worker, incarnation
     ):
         return None

@@ -2,7 +2,8 @@
 
 Guarantees
 - Only this user can read it.
-- What leaves a log, by `tail`, has no secret: a command that makes a terminal has its input, the request, echoed there.
+- What leaves a log, by `read_last_lines`, has no secret: a command that makes a terminal has its input, the request,
+  echoed there.
 - Frames of C++, torch's warnings about connections and the errors of forks stay in the file.
 """
 
@@ -16,8 +17,8 @@ from typing import IO, Any
 from rpcbench.base.config import FORK_MARK
 from rpcbench.base.errors import count_noun
 
-_LAST_LINES = 20  # of a log, that `tail` returns
-_LAST_BYTES = 1 << 16  # of a log, in which `tail` looks for them
+_LAST_LINES = 20  # of a log, that `read_last_lines` returns
+_LAST_BYTES = 1 << 16  # of a log, in which `read_last_lines` looks for them
 _FATAL = "Fatal Python error"  # how faulthandler begins
 _SECRET = re.compile(r'secret\\*": *\\*"')  # in a request, which is JSON in JSON
 _FRAMES = re.compile(
@@ -27,7 +28,7 @@ _TOLD_BY_TORCH = re.compile(r"^(?:\[rank\d+\]:)?\[W\d{4} .+\] ?\[c10d\]")  # a w
 _LEFT_OUT = "(a terminal has echoed the request to the worker here; it has the cluster's secret, and is left out)"
 
 
-def log_of(directory: Path, worker: str, incarnation: int) -> Path:
+def log_path(directory: Path, worker: str, incarnation: int) -> Path:
     """Return the path of a worker's log; each incarnation has its own."""
     return directory / f"{worker}.{incarnation}.log"
 
@@ -37,7 +38,7 @@ def open_private(path: Path, mode: str = "ab") -> IO[Any]:
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def tail(log: Path) -> str:
+def read_last_lines(log: Path) -> str:
     """Return the last lines that the worker itself has written to its log, or its fatal error; empty if there is no
     such file. Left out are the error of a fork, torch's warnings about connections, frames of C++, and a line that has
     the secret of a cluster."""

@@ -218,7 +218,7 @@ def _connect_to_store(place: InitMethod, seconds: float, check: Callable[[], obj
     found: list[Store] = []
     met = ""  # at the last try
 
-    def connected() -> bool:
+    def try_connection() -> bool:
         nonlocal met
         check()
         try:
@@ -229,7 +229,7 @@ def _connect_to_store(place: InitMethod, seconds: float, check: Callable[[], obj
             return False
         return True
 
-    if not wait_until(connected, seconds):
+    if not wait_until(try_connection, seconds):
         raise RpcTimeoutError(
             f"no store has answered at {place.address}:{place.port} for {seconds:g} s ({met}): rank 0 has not come, or "
             "a firewall keeps this process from that port"

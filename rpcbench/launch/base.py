@@ -29,7 +29,7 @@ import psutil
 from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
-from rpcbench.cells.worker_log import tail
+from rpcbench.cells.worker_log import read_last_lines
 from rpcbench.launch.fork_server import TERM_SECONDS
 
 UNKNOWN = 256
@@ -154,7 +154,7 @@ class ProcessHandle:
         self._send_signal(signal.SIGINT)
 
     def last_words(self) -> str:
-        return tail(self.log)
+        return read_last_lines(self.log)
 
     def __repr__(self) -> str:
         state = "running" if self._status is None else f"exit status {self._status}"

@@ -35,7 +35,7 @@ from rpcbench.launch.environment import warn_of_debugging, warn_of_differences, 
 from rpcbench.launch.gpu_pins import Chosen, GpuPins
 from rpcbench.launch.saved import find_cluster
 from rpcbench.launch.status import LaunchedTable, WorkerRecord, check_descriptors, oom_kill_count
-from rpcbench.launch.worker_main import LEAVE, STOP, WorkerLocation, meet
+from rpcbench.launch.worker_main import LEAVE, STOP, WorkerLocation, await_members
 from rpcbench.protocol.membership import SILENT
 from rpcbench.rpc.init import start_agent
 from rpcbench.rpc.options import TensorPipeRpcBackendOptions
@@ -337,7 +337,8 @@ class Cluster(BaseCluster):
             rank_futures = self._assign_ranks(f"{', '.join(names)} joined", names)
             patience = self._config.start_seconds
             location_calls = [
-                self.agent.call(name, meet, (count,), timeout=patience, label=ARRIVAL, own=True) for name in names
+                self.agent.call(name, await_members, (count,), timeout=patience, label=ARRIVAL, own=True)
+                for name in names
             ]
             self._places.update(zip(names, wait_all(location_calls), strict=True))
             ranks.await_ranks(rank_futures, names)
@@ -420,7 +421,7 @@ class Cluster(BaseCluster):
             warnings.warn(late_warning(late, self._config.stop_seconds), RuntimeWarning, stacklevel=4)
 
     def _await_joined(self, joined: Callable[[], bool], handles: Sequence[Handle]) -> None:
-        def reached() -> bool:
+        def is_complete() -> bool:
             if joined():
                 return True
             self._check_open()
@@ -429,7 +430,7 @@ class Cluster(BaseCluster):
                     raise start_errors.early_end_error(handle, status)
             return False
 
-        if not self._changes.wait_for(reached, self._config.start_seconds):
+        if not self._changes.wait_for(is_complete, self._config.start_seconds):
             there = self.workers
             joined_names = [handle.name for handle in handles if handle.name in there]
             missing = [handle for handle in handles if handle.name not in there]
@@ -437,11 +438,11 @@ class Cluster(BaseCluster):
             raise start_errors.late_start_error(missing, joined_names, seconds, self._leader_address())
 
     def _await_gone(self, names: Sequence[str]) -> None:
-        def gone() -> bool:
+        def has_left() -> bool:
             self._check_open()
             return not set(names) & set(self.workers)
 
-        if not self._changes.wait_for(gone, _GONE_SECONDS):
+        if not self._changes.wait_for(has_left, _GONE_SECONDS):
             raise RpcError(f"timed out after {_GONE_SECONDS:g} s waiting for the end of {', '.join(names)}")
 
     def _leader_address(self) -> str:

@@ -27,7 +27,7 @@ from rpcbench.base.conditions import Condition
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
-from rpcbench.cells.worker_log import log_of, open_private
+from rpcbench.cells.worker_log import log_path, open_private
 from rpcbench.launch import supervisor
 from rpcbench.launch.base import ExitCallback, ProcessHandle, decode_shell_status, wait_or_terminate
 from rpcbench.launch.fork_client import ForkServerClient
@@ -120,7 +120,7 @@ class _Command:
     ) -> None:
         self.grace = config.stop_seconds
         self.handle = ProcessHandle(
-            config.name, log_of(directory.path, config.name, config.incarnation), self._signal_worker, on_exit
+            config.name, log_path(directory.path, config.name, config.incarnation), self._signal_worker, on_exit
         )
         self.handle.host, self.handle.command = host, shlex.join(argv)
         self._write_lock = threading.Lock()  # a write after the close of stdin could send the secret elsewhere

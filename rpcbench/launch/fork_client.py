@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from rpcbench.base.conditions import Condition, Event
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError, ShutdownError
-from rpcbench.cells.worker_log import log_of, open_private, tail
+from rpcbench.cells.worker_log import log_path, open_private, read_last_lines
 from rpcbench.launch.base import ExitCallback, ProcessHandle, has_ended
 from rpcbench.launch.environment import Interpreter
 from rpcbench.launch.fork_server import kill_group, signal_group
@@ -133,7 +133,7 @@ class ForkServerClient:
             self._send_request(start=number, grace=config.stop_seconds, **request)
             if not handle.wait_until_created(config.start_seconds):  # the first one waits until torch is loaded
                 late = f"the fork server {self.pid} did not answer in {config.start_seconds:g} s"
-                raise RpcError(f"{late}\n{tail(self._log)}")
+                raise RpcError(f"{late}\n{read_last_lines(self._log)}")
         except BaseException:  # Ctrl-C, too
             handle.abandon_process()
             raise
@@ -172,7 +172,7 @@ class ForkServerClient:
     def _register_handle(
         self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None
     ) -> tuple[int, ProcessHandle]:
-        number, log = next(self._numbers), log_of(directory, config.name, config.incarnation)
+        number, log = next(self._numbers), log_path(directory, config.name, config.incarnation)
         handle = ProcessHandle(config.name, log, lambda which: self._signal_worker(number, which), on_exit)
         with self._lock:
             if not self._lost:
@@ -279,7 +279,7 @@ class ForkServerClient:
             status = self._process.wait()
         if self._stopping:
             return "this process ended its workers"
-        return f"the fork server, which starts the workers, ended with status {status}\n{tail(self._log)}"
+        return f"the fork server, which starts the workers, ended with status {status}\n{read_last_lines(self._log)}"
 
     def stop_server(self) -> None:
         """End the server and all its workers, and return once they have ended, after 5 s at most."""

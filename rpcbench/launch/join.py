@@ -26,7 +26,7 @@ from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.environment import warn_of_differences
 from rpcbench.launch.status import LaunchedTable, WorkerRecord
 from rpcbench.launch.torchrun_worker import ENDS, KILL, torchrun_world_size
-from rpcbench.launch.worker_main import STOP, WorkerLocation, meet
+from rpcbench.launch.worker_main import STOP, WorkerLocation, await_members
 from rpcbench.rpc import init
 from rpcbench.rpc.agent import RpcAgent
 from rpcbench.rpc.init import join_open_world
@@ -123,7 +123,7 @@ class AttachedCluster(BaseCluster):
         agent.wait_for(size + 1, left())
         self._members = {info.name: info for info in agent.members() if info.id}
         location_calls = [
-            agent.call(name, meet, (size + 1,), timeout=START_SECONDS, label=ARRIVAL, own=True)
+            agent.call(name, await_members, (size + 1,), timeout=START_SECONDS, label=ARRIVAL, own=True)
             for name in self._members
         ]
         self._places = dict(zip(self._members, wait_all(location_calls), strict=True))

@@ -30,7 +30,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
-from rpcbench.cells.worker_log import log_of, open_private
+from rpcbench.cells.worker_log import log_path, open_private
 from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle
 from rpcbench.launch.environment import Interpreter, find_interpreter
 from rpcbench.launch.fork_client import ForkServerClient, default_environment
@@ -214,7 +214,7 @@ class KernelLauncher(ForkServerLauncher):
         if threading.current_thread() is self._thread:  # it would wait for work that only it can do
             raise RuntimeError("a worker cannot be started from on_exit itself; hand that to another thread")
         self._working_server()
-        log = log_of(self._directory.path, config.name, config.incarnation)
+        log = log_path(self._directory.path, config.name, config.incarnation)
         kernel = KernelProcess(config, self._make_manager(config), log, self._run_soon, on_exit, self._python)
         try:
             self._run_soon(lambda: self._run_to_end(kernel))

@@ -41,7 +41,7 @@ from rpcbench.cells.output import OutputStream
 from rpcbench.cells.runner import CellRunner, Job
 from rpcbench.cells.shell import CellShell, NamedCompiler, ResultHook, WorkerDisplay
 from rpcbench.launch.worker_bootstrap import configure_torch, exit_process
-from rpcbench.launch.worker_main import SPARE_SECONDS, handle_requests
+from rpcbench.launch.worker_main import SPARE_SECONDS, register_handlers
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.pool import PoolThread
@@ -153,7 +153,7 @@ def join(config: str) -> None:
     kernel = IPKernelApp.instance().kernel
     if debugger := kernel_debugger(kernel):
         prepare_debugger(debugger)
-    agent = start_agent(WorldConfig.from_json(config), parts=[CellRunner, handle_requests])
+    agent = start_agent(WorldConfig.from_json(config), parts=[CellRunner, register_handlers])
     stage = _KernelCells(kernel, agent)
     threading.Thread(target=stage.pass_cells_to_loop, name="rpcbench-cells", daemon=True).start()
     threading.Thread(target=_end_with_world, args=(agent, kernel), name="rpcbench-end", daemon=True).start()

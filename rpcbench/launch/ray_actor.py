@@ -26,7 +26,7 @@ import ray
 from ray.exceptions import RayError
 
 from rpcbench.base.errors import RpcError
-from rpcbench.cells.worker_log import tail
+from rpcbench.cells.worker_log import read_last_lines
 from rpcbench.launch import supervisor
 from rpcbench.launch.base import decode_shell_status
 from rpcbench.transport.hosts import host_id
@@ -98,7 +98,7 @@ def _hearing_signals() -> Iterator[None]:
 
 def worker_log_lines(log: str) -> str:
     """Return the last lines of a log of Ray's, without its marker lines."""
-    lines = tail(Path(log)).splitlines() if log else []
+    lines = read_last_lines(Path(log)).splitlines() if log else []
     return "\n".join(line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:")))
 
 

@@ -127,14 +127,14 @@ def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], 
     }
     stopped = CollectiveError(f"the notebook has stopped {label}")
 
-    def failed(name: str, error: Exception) -> None:
+    def end_others(name: str, error: Exception) -> None:
         """End the others: a rank that fails before its function begins cannot do that itself."""
         if not isinstance(error, RankFailedError | WorkerLostError):  # the worlds themselves hear of a lost rank
             reason = _make_failure(f"rank {names.index(name)} ({name})", label, error)
             _call_ranks(agent, [each for each in names if each != name], end_world, token, reason)
 
     options = CellOptions(
-        replayed=False, on_stop=lambda: _call_ranks(agent, names, end_world, token, stopped), on_failure=failed
+        replayed=False, on_stop=lambda: _call_ranks(agent, names, end_world, token, stopped), on_failure=end_others
     )
     code, inputs = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own)
     answer = agent.part(CellClient).run(OutputDisplay(shell := ipython_shell()), names, code, inputs, options)

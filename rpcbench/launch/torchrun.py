@@ -29,7 +29,7 @@ from typing import Any
 from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import RpcError
 from rpcbench.base.ids import check_name
-from rpcbench.cells.worker_log import log_of, open_private, tail
+from rpcbench.cells.worker_log import log_path, open_private, read_last_lines
 from rpcbench.launch.base import KILL_SECONDS, ExitCallback, ProcessHandle, exit_status_text
 from rpcbench.launch.environment import Interpreter, find_interpreter
 from rpcbench.launch.fork_client import ForkServerClient, worker_request
@@ -46,7 +46,8 @@ class RankHandle(ProcessHandle):
     fate = ""  # why torchrun ended it, if another rank was the first to end
 
     def __init__(self, config: WorldConfig, directory: Path, on_exit: ExitCallback | None) -> None:
-        super().__init__(config.name, log_of(directory, config.name, config.incarnation), self._signal_worker, on_exit)
+        log = log_path(directory, config.name, config.incarnation)
+        super().__init__(config.name, log, self._signal_worker, on_exit)
 
     def last_words(self) -> str:
         return "\n".join(filter(None, [self.fate, super().last_words()]))
@@ -158,7 +159,7 @@ class TorchrunGang:
             handle.start_failed(RpcError(f"torchrun ended before {handle.name} had started:\n{self._last_output()}"))
 
     def _last_output(self) -> str:
-        return tail(self._directory / "torchrun.log")
+        return read_last_lines(self._directory / "torchrun.log")
 
 
 class TorchrunLauncher(ForkServerLauncher):

@@ -29,7 +29,7 @@ from rpcbench.base.errors import IncompleteWorldError, RpcError, count_noun
 from rpcbench.cells.runner import CellRunner
 from rpcbench.launch.ranks import choose_interface, names_of
 from rpcbench.launch.worker_bootstrap import configure_torch, end_with_parent
-from rpcbench.launch.worker_main import handle_requests
+from rpcbench.launch.worker_main import register_handlers
 from rpcbench.rpc.init import join_open_world, resolve_config
 from rpcbench.runtime.agent import Agent
 from rpcbench.transport import run_dir
@@ -63,7 +63,7 @@ def main() -> int:
     os.environ[RANK_NAMES] = names_of(int(os.environ["WORLD_SIZE"]))
     config = resolve_config(f"worker{rank + 1}", url, rank + 1, None, DEFAULT_TIMEOUT, DEFAULT_THREADS)
     agent = join_open_world(
-        config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, handle_requests, _register_kill]
+        config, rank == 0, time.monotonic() + JOIN_SECONDS, parts=[CellRunner, register_handlers, _register_kill]
     )
     choose_interface()
     runner = agent.part(CellRunner)

@@ -58,7 +58,7 @@ class WorkerLocation(NamedTuple):
 def main(config: WorldConfig, alone: bool = False) -> None:
     """Join the world and serve it until it ends or this worker is asked to leave."""
     # `alone`: no other process may be able to end this one then, so it ends itself, even while a cell runs.
-    agent = start_agent(config, parts=[CellRunner, handle_requests])
+    agent = start_agent(config, parts=[CellRunner, register_handlers])
     runner = agent.part(CellRunner)
     seconds = config.stop_seconds if alone else None
     threading.Thread(target=_end_with_world, args=(agent, runner, seconds), name="rpcbench-end", daemon=True).start()
@@ -66,7 +66,7 @@ def main(config: WorldConfig, alone: bool = False) -> None:
     agent.shutdown(graceful=False)
 
 
-def meet(count: int) -> WorkerLocation:
+def await_members(count: int) -> WorkerLocation:
     """Wait until this worker's view has `count` members, and return its location. Called through RPC."""
     current.current_agent().wait_for(count)
     return WorkerLocation(host_id(), socket.gethostname(), os.getpid(), gpus.own_gpu(), versions())
@@ -81,7 +81,7 @@ def _end_with_world(agent: Agent, runner: CellRunner, seconds: float | None) -> 
         os._exit(1)  # not sys.exit, which would wait for the main thread
 
 
-def handle_requests(agent: Agent) -> None:
+def register_handlers(agent: Agent) -> None:
     """Register the handlers of LEAVE, STOP and STACKS_SIGNAL, and adapt torch; before the agent starts, as LEAVE may
     arrive at once."""
     agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
@@ -114,12 +114,12 @@ def stacks_file(directory: str, worker: str) -> Path:
 
 def remote_main(config: WorldConfig) -> None:
     """Like `main`, on any host. Raises RpcError if no interface of this host has a route to the notebook."""
-    with settled_config(config) as here:
+    with complete_config(config) as here:
         main(here, alone=True)
 
 
 @contextlib.contextmanager
-def settled_config(config: WorldConfig) -> Iterator[WorldConfig]:
+def complete_config(config: WorldConfig) -> Iterator[WorldConfig]:
     """Complete the configuration with this host's addresses and directory; remove the directory at the end."""
     here = replace(
         config, remote=hosts.address_towards(config.leader.removeprefix("tls://")), bind=hosts.bind_address()

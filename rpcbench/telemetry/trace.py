@@ -228,7 +228,7 @@ class CollectiveTimeline:
         for row in [row for row in self.rows.values() if row["state"] == "open"][-_NAMED:]:
             gone = f"; {', '.join(row['missing'])} not there yet" if row["missing"] else ""
             site = f" ({row['site']})" if row["site"] else ""
-            yield f"{named(row)}{site} is under way{gone}"
+            yield f"{collective_name(row)}{site} is under way{gone}"
             yield from (f"    {sentence}" for sentence in row["elsewhere"])
 
     @property
@@ -270,7 +270,7 @@ def _mark_of_part(row: Row, entry: Row) -> Mark:
     return WAITS if entry["waited"] is None and entry["end"] is None else MOVES
 
 
-def named(row: Row) -> str:
+def collective_name(row: Row) -> str:
     """Return a collective's name: `all_reduce(SUM) #3 of world`."""
     return f"{row['op']} #{row['number']} of {row['group']}"
 

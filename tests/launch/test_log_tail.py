@@ -13,7 +13,7 @@ from worlds import PATIENCE
 
 from rpcbench.cells import output
 from rpcbench.cells.output import CellKey, CellStream, LogTail, OutputStream
-from rpcbench.cells.worker_log import _LEFT_OUT, tail
+from rpcbench.cells.worker_log import _LEFT_OUT, read_last_lines
 
 KEY = CellKey(0, 7)
 
@@ -104,9 +104,9 @@ def test_the_frames_of_an_error_of_c_code_are_counted_in_the_cell_and_written_to
 def test_the_last_output_of_a_worker_is_what_it_has_written_itself(tmp_path: Path) -> None:
     log = tmp_path / "worker1.0.log"
     log.write_text(f"my words\n{TORCH * 80}[a fork of worker1, process 7] ValueError: of the fork\n{TORCH}")
-    assert tail(log) == "my words"
+    assert read_last_lines(log) == "my words"
     log.write_text(f"terminate called after throwing an instance of 'c10::Error'\n  what():  oh\n{TORCH}")
-    assert tail(log) == "terminate called after throwing an instance of 'c10::Error'\n  what():  oh"
+    assert read_last_lines(log) == "terminate called after throwing an instance of 'c10::Error'\n  what():  oh"
 
 
 def test_output_outside_of_cells_is_only_in_the_log(worker: Worker) -> None:
@@ -150,6 +150,6 @@ def test_no_piece_of_a_line_that_has_a_secret_is_among_the_last_words(tmp_path: 
     """A terminal that wraps the request may separate its pieces by a carriage return alone."""
     log = tmp_path / "worker1.log"
     log.write_bytes(b'10%\r20%\r\n{"config": "{\\"secret\\": \\"\rdeadbeef\r0123\\"}"}\r\nended\n')
-    assert tail(log) == f"10%\n20%\n{_LEFT_OUT}\nended"
+    assert read_last_lines(log) == f"10%\n20%\n{_LEFT_OUT}\nended"
     log.write_bytes(b'secret": "\rdead' + b"beef" * 20_000 + b"\rbeef\nended\n")
-    assert tail(log) == "ended"
+    assert read_last_lines(log) == "ended"
