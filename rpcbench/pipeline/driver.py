@@ -32,12 +32,11 @@ from rpcbench.pipeline import execution
 from rpcbench.pipeline.failures import RECOVERY_ADVICE, CommitState, LostStages, ProcessWatch
 from rpcbench.pipeline.gradient_sums import find_ties
 from rpcbench.pipeline.lazy import build_stage
-from rpcbench.pipeline.mailboxes import ENDS, error_text
 from rpcbench.pipeline.placement import WorkerMesh
 from rpcbench.pipeline.split import Groups, Stage, whole_name
 from rpcbench.pipeline.stage import PrecisionConfig, StageWorker
 from rpcbench.pipeline.stage_graph import inputs_of_stages
-from rpcbench.pipeline.tasks import Apply, LossFn, StepReport, Task
+from rpcbench.pipeline.tasks import ENDS, Apply, LossFn, StepReport, Task, error_text
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.locked_node import uninterrupted
 from rpcbench.runtime.requests import function_label
@@ -173,8 +172,8 @@ class StepDriver:
         """Start the tasks of all workers, and wait for their reports."""
         for id_, task in self._losses.tasks.items():
             with uninterrupted:  # each request that was sent is in `running`
-                running[id_] = self._call_worker(id_, execution.run_step, *task.call_arguments)
-        return [StepReport.from_result(fields) for fields in wait_all(running.values())]
+                running[id_] = self._call_worker(id_, execution.run_step, task)
+        return wait_all(running.values())
 
     def _notify_abort(self, id_: int, error: BaseException) -> None:
         self._notify_end(id_, self._current_step, error_text(error))
@@ -222,7 +221,7 @@ class StepDriver:
         elif not interrupted:
             self._not_applied(error, opened.number)
         elif all(map(_has_succeeded, opened.running.values())):
-            reports = [StepReport.from_result(future.value()) for future in opened.running.values()]
+            reports = [future.value() for future in opened.running.values()]
             self._step_applied(opened, self._bind_reports(done, reports))
         else:
             try:

@@ -258,12 +258,6 @@ class Exchange:
         self, op: Op, values: Sequence[Any], wanted: Sequence[Tensor], found: Gradients
     ) -> Messages:
         """Return the messages with the gradients found for the `inputs_that_need_grad` inputs."""
-        if len(values) == 1:  # the usual case, without the table
-            paths = self._ports[op.stage].gradient_paths if wanted else ()
-            return [
-                (new_tuple(Slot, (self._step, BACKWARD, stage, op.microbatch, op.stage)), (found[0],))
-                for stage, _ in paths
-            ]
         grads = {id(value): gradient for value, gradient in zip(wanted, found, strict=True)}
         messages = []
         for path in self._ports[op.stage].gradient_paths:

@@ -134,15 +134,15 @@ def set_optimizers(key: str, optimizers: dict[int, RRef[Any]]) -> None:
 
 
 # -- in a step
-def run_step(key: str, *told: Any) -> tuple[Any, ...]:
-    """Run all operations of this worker in one step. Takes the fields of a `Task`, returns those of a `StepReport`."""
-    worker, task, context = worker_for(key), Task.from_arguments(told), recorder().current_context()
+def run_step(key: str, task: Task) -> StepReport:
+    """Run all operations of this worker in one step."""
+    worker, context = worker_for(key), recorder().current_context()
     with worker.step_lock:  # the rest of an aborted step may still run on another thread
         report = StepExecution(worker, task).run_step()
         if task.applies:
             assert context is not None, "gradients are those of a context"  # and the commit is reached
             report = report._replace(over=_apply_gradients(worker, Apply(task.step, context, task.keeps, last=True)))
-        return report.call_result
+        return report
 
 
 def abort_step(key: str, step: int, reason: str) -> bool:

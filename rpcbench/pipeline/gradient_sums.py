@@ -365,62 +365,27 @@ class TiedGradients:
         return total
 
 
-_layout = attrgetter("layout")
-
-
-class _StageSums:
-    """The sums of one stage, in the order of its parameters."""
-
-    __slots__ = ("own", "sums")
-
-    def __init__(self, count: int) -> None:
-        self.sums: list[Tensor | None] = [None] * count
-        self.own = [False] * count  # made here, so it may be added to in place
-
-
 class Sums:
     """Sums made in Python. `params`: stage → parameters, in the order of gradients; `before`: start values."""
 
     def __init__(self, params: Mapping[int, Sequence[Tensor]], before: Mapping[Tensor, Tensor]) -> None:
         self._params, self._before = params, before
-        self._stages: dict[int, _StageSums] = {}
+        self._sums: dict[tuple[int, Tensor], Tensor] = {}  # (stage, parameter) → sum
+        self._own: set[tuple[int, Tensor]] = set()  # sums that were made here, so they may be added to in place
 
     def add_gradients(self, stage: int, gradients: Gradients) -> None:
-        held = self._stages.get(stage)
-        if held is None:
-            held = self._stages[stage] = _StageSums(len(gradients))
-        before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # `no_grad` is six calls in Python
-        try:
-            dense = _is_all_dense(gradients)  # then one call sums all parameters of a stage
-            if dense and all(held.own):
-                torch._foreach_add_(held.sums, gradients)  # type: ignore[arg-type]
-            elif dense and not any(held.own) and _is_all_dense(held.sums):
-                held.sums[:] = torch._foreach_add(held.sums, gradients)  # type: ignore[arg-type]
-                held.own[:] = [True] * len(gradients)
-            else:
-                self._add_each(held, self._params[stage], gradients)
-        finally:
-            torch._C._set_grad_enabled(before)
-
-    def _add_each(self, held: _StageSums, params: Sequence[Tensor], gradients: Gradients) -> None:
-        for place, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            sofar = held.sums[place]
-            if sofar is None and self._before:
-                sofar = self._before.get(params[place])
-            if sofar is None:
-                held.sums[place] = gradient  # not a copy: the engine's memory, so not `own`
-            elif held.own[place] and gradient.layout is torch.strided:  # a sparse one needs another kind of sum
-                sofar.add_(gradient)
-            else:
-                held.sums[place] = made = sum_gradients(sofar, gradient)
-                held.own[place] = made.layout is torch.strided
+        with torch.no_grad():
+            for param, gradient in _pair_present(self._params[stage], gradients):
+                key = stage, param
+                sofar = self._sums.get(key, self._before.get(param))
+                if sofar is None:
+                    self._sums[key] = gradient  # not a copy: the engine's memory, so not `_own`
+                elif key in self._own and gradient.layout is torch.strided:  # a sparse one needs another kind of sum
+                    sofar.add_(gradient)
+                else:
+                    self._sums[key] = made = sum_gradients(sofar, gradient)
+                    if made.layout is torch.strided:
+                        self._own.add(key)
 
     def summed_leaves(self) -> Leaves:
-        return [leaf for stage, held in self._stages.items() for leaf in _pair_present(self._params[stage], held.sums)]
-
-
-def _is_all_dense(gradients: Gradients) -> bool:
-    return {*map(type, gradients)} == {Tensor} and {*map(_layout, gradients)} == {torch.strided}
+        return [(param, total) for (_, param), total in self._sums.items()]

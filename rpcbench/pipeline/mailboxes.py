@@ -42,6 +42,7 @@ from rpcbench.pipeline.exchange import BACKWARD, DECISION, FORWARD, VOTE, Slot, 
 from rpcbench.pipeline.ops import Kind, Op, Ops, result_of_op
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.simulate import simulate
+from rpcbench.pipeline.tasks import ENDS, error_text
 from rpcbench.runtime.agent import Agent
 
 MIN_WINDOW = 8  # micro-batches: the smallest window
@@ -139,8 +140,6 @@ class CommitProtocol:
 
 _QUIET_SECONDS = 0.02
 """A worker that waits for a value receives on its own thread until no message has come for this time."""
-ENDS = "pipeline ends"
-"""The channel of notices (key, step, reason): a step was aborted."""
 CREDITS = "pipeline credits"
 """The channel of notices (key, step, number of values taken, then the fields of the `Channel`)."""
 
@@ -204,11 +203,6 @@ class Mailbox:
     def notify_abort(self, to: int, step: int, reason: str) -> None:
         """Notify another worker that a step is aborted."""
         self._agent.notify(to, ENDS, (self._key, step, reason))
-
-
-def error_text(error: BaseException) -> str:
-    """Return the reason for a step that an error aborts."""
-    return f"{type(error).__name__}: {error}"
 
 
 def _receive_for_slot(agent: Agent, placement: StagePlacement, reached: Waits, slot: Slot) -> None:

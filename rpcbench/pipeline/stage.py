@@ -30,11 +30,11 @@ from rpcbench.optim import LocalOptimizer
 from rpcbench.pipeline import batchnorm, microbatch
 from rpcbench.pipeline.data_parallel import ReplicaGroup
 from rpcbench.pipeline.gradient_sums import Copies, Tie, has_write_hooks, summable_stages
-from rpcbench.pipeline.mailboxes import CREDITS, ENDS, Channel, CommitProtocol, Mailbox
+from rpcbench.pipeline.mailboxes import CREDITS, Channel, CommitProtocol, Mailbox
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.stage_graph import Segment, StageIO, check_sendable, inputs_of_stages
 from rpcbench.pipeline.step_log import CrashRecord, OpLog
-from rpcbench.pipeline.tasks import LossFn
+from rpcbench.pipeline.tasks import ENDS, LossFn
 from rpcbench.pipeline.tracing import Recipe
 from rpcbench.rpc import RRef
 from rpcbench.runtime import current

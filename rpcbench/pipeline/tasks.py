@@ -1,8 +1,4 @@
-"""The messages between a driver and its workers: a step's task and report, and the request to apply gradients.
-
-Rule: each is plain data, sent as a flat row of numbers, text and tensors instead of an object of this package, because
-the encoding of such values is faster.
-"""
+"""The messages between driver and workers: a step's task and report, the request to apply gradients, and aborts."""
 
 from __future__ import annotations
 
@@ -41,17 +37,6 @@ class Task(NamedTuple):
     def ops(self) -> tuple[Op, ...]:
         return parse_plan(self.plan)
 
-    @property
-    def call_arguments(self) -> tuple[Any, ...]:
-        """The task as the arguments of a call."""
-        return (*self[:-1], *self.inputs)  # inputs last and flat: their number varies
-
-    @staticmethod
-    def from_arguments(arguments: tuple[Any, ...]) -> Task:
-        """Return the task that such arguments hold."""
-        count = len(Task._fields) - 1
-        return Task._make((*arguments[:count], arguments[count:]))
-
 
 class StepReport(NamedTuple):
     """The result of a task: operations with their times; from the last stage also losses, outputs or scores."""
@@ -61,17 +46,6 @@ class StepReport(NamedTuple):
     outputs: dict[int, Any]
     over: bool = False  # the worker has released the context
 
-    @property
-    def call_result(self) -> tuple[Any, ...]:
-        """The report as the result of a call."""
-        return (*map(list, self.stamps), *self[1:])
-
-    @staticmethod
-    def from_result(result: tuple[Any, ...]) -> StepReport:
-        """Return the report that such a result holds."""
-        began, ended, *rest = result
-        return StepReport(Stamps(began, ended), *rest)
-
 
 class Apply(NamedTuple):
     """The end of a training step, once all workers have all gradients: the optimizers step with those of `context`."""
@@ -80,3 +54,12 @@ class Apply(NamedTuple):
     context: int
     keeps: bool  # the worker keeps these gradients until the next step
     last: bool  # all workers of the pipeline release the context then
+
+
+ENDS = "pipeline ends"
+"""The channel of notices (key, step, reason): a step was aborted."""
+
+
+def error_text(error: BaseException) -> str:
+    """Return the reason for a step that an error aborts."""
+    return f"{type(error).__name__}: {error}"

@@ -134,9 +134,9 @@ class Codec:
         must not change until the body is sent."""
         return (not route.targets and self.encode_plainly(value)) or self.encode_fully(value, externals, label, route)
 
-    # -- the fast path of `encode_value`, for tensors on the CPU; None where the value needs the general path
+    # -- the fast path of `encode_value`; None where the value needs the general path
     def encode_plainly(self, value: object) -> Encoded | None:
-        return fast_path.encode_plain(value) or _encode_one_tensor(value)
+        return fast_path.encode_plain(value)
 
     def encode_plain_call(self, function: Any, args: tuple[Any, ...], name_of: fast_path.Name | None) -> Encoded | None:
         """Encode a call without keyword arguments. `name_of`: as `Externals.name_of_external`, for externals sent by
@@ -212,8 +212,6 @@ class Codec:
         received, used = tensors.decode_tensors(table, buffers) if table else ([], 0)
         if adopt is not None:
             received = adopt(received)
-        if received and payload in (_ALONE, _LISTED):  # the fast path of one tensor: nothing to unpickle
-            return received[0] if payload == _ALONE else received[:1]
         external = None if externals is None else externals.find_external
         try:
             if fast_path.is_fast_payload(payload):
@@ -225,27 +223,6 @@ class Codec:
             return unpickler.load()
         except (pickle.UnpicklingError, EOFError) as error:
             raise ProtocolError(f"the peer sent a broken payload: {error}") from error
-
-
-class _First:
-    """An object with the pickle of the first tensor of a table."""
-
-    def __reduce__(self) -> Any:
-        return closures.tensor_slot, (0,)
-
-
-_ALONE, _LISTED = (pickle.dumps(value, _PROTOCOL) for value in (_First(), [_First()]))
-"""The payloads of one tensor, and of a list of one: those of most results and most gradients."""
-
-
-def _encode_one_tensor(value: object) -> Encoded | None:
-    """Encode one ordinary tensor, or a list of one, to the same bytes as the general path; None for other values."""
-    listed = type(value) is list and len(value) == 1
-    tensor: Any = value[0] if listed else value  # type: ignore[index]
-    if not fast_path.is_ordinary(tensor, _REDUCERS):
-        return None
-    table = tensors.encode_dense([tensor])
-    return None if table is None else (Body(_LISTED if listed else _ALONE, *table), [tensor])
 
 
 def _keep_in_band(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:

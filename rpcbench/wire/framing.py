@@ -183,8 +183,6 @@ class Decoder:
 
     def decode_received(self, count: int) -> list[Frame]:
         """Return the frames completed by the `count` bytes in the last target. ProtocolError for invalid bytes."""
-        if not self._direct and not self._pending and (frame := self._decode_single(count)) is not None:
-            return [frame]
         frames: list[Frame] = []
         if self._direct:
             self._advance_current(count, frames)
@@ -195,20 +193,6 @@ class Decoder:
         while self._pending and self._decode_next(frames):
             pass
         return frames
-
-    def _decode_single(self, count: int) -> Frame | None:
-        """Return the message, if these bytes are exactly one small message without buffers, as most are; else None."""
-        if count < _BEGIN or count > self._sure:
-            return None
-        scratch = self._scratch
-        kind, _, buffers, _, control, payload, tensors = HEAD.unpack_from(scratch)
-        second = _BEGIN + control
-        third = second + payload
-        if kind != _MESSAGE or buffers or third + tensors != count:
-            return None
-        table = bytes(scratch[third:count]) if tensors else b""
-        body = new_tuple(Body, (bytes(scratch[second:third]), table, []))
-        return new_tuple(Frame, (bytes(scratch[_BEGIN:second]), body))
 
     def _decode_whole_frames(self, count: int, frames: list[Frame]) -> int:
         """Decode, without a copy to `_pending`, the messages that are complete; return the count of bytes consumed."""

@@ -18,9 +18,10 @@ from worlds import until
 from rpcbench.base.errors import PipelineError
 from rpcbench.pipeline import Pipeline, mailboxes, stage
 from rpcbench.pipeline.exchange import BACKWARD, FORWARD, Slots
-from rpcbench.pipeline.mailboxes import ENDS, Channel, FlowControl, Mailbox, compute_send_window
+from rpcbench.pipeline.mailboxes import Channel, FlowControl, Mailbox, compute_send_window
 from rpcbench.pipeline.ops import Kind, Op, Ops, find_placement, needed_results, result_of_op
 from rpcbench.pipeline.schedules import named
+from rpcbench.pipeline.tasks import ENDS
 from rpcbench.runtime.agent import Agent
 from rpcbench.testing import Faults
 
