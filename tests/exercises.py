@@ -13,6 +13,8 @@ the last whole program above it, one after another:
     # old => new          a part of one line; the old text stands once in the solution
     # - old line          whole lines, with their indentation, and those that take their place
     # + new line
+
+The first line of the solution with another body is written `# => statement` for each line of the body.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ def stored(lesson: str) -> list[Answer]:
     above: dict[str, str] = {}  # the last whole program for each exercise
     for title, end in zip(titles, ends, strict=False):  # without titles there is still one end
         what, code = (title["kind"] + title["what"]).strip(), text[title.end() : end].strip()
-        if code and all(line.startswith("# ") for line in code.splitlines()):
+        if code.startswith("# => "):
+            header = right[title["exercise"]].partition("\n")[0]
+            code = above[title["exercise"]] = header + "\n" + re.sub("^# => ", "    ", code, flags=re.MULTILINE)
+        elif code and all(line.startswith("# ") for line in code.splitlines()):
             bases = above if title["of_above"] else right
             code = changed(bases[title["exercise"]], code, f"{path.name}: {title[0]}")
         else:

@@ -51,14 +51,15 @@ def test_changes_make_an_answer_of_the_solution() -> None:
     assert changed(solution, changes, "here") == expected
 
 
-def test_changes_are_of_the_solution_or_of_the_whole_program_above(monkeypatch, tmp_path) -> None:
+def test_an_answer_begins_with_the_solution_or_with_the_whole_program_above(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(exercises, "ANSWERS", tmp_path)
-    monkeypatch.setattr(exercises, "solutions", lambda lesson: {"one": "a = 1", "two": "b = 2"})
-    text = "# %% one: wrong, c | no\nc = 1\n# %% two: wrong, d | no\nd = 2\n# %%% one: wrong, 3 | no\n# 1 => 3\n"
-    text += "# %% one: wrong, 4 | no\n# 1 => 4\n# %%% one: right, 5\n# 1 => 5\n"
+    monkeypatch.setattr(exercises, "solutions", lambda lesson: {"one": "a = 1", "two": "def b():\n    return 2"})
+    text = "# %% one: wrong, c | no\nc = 1\n# %% two: wrong, d | no\n# => d = 2\n# => return d\n"
+    text += "# %%% one: wrong, 3 | no\n# 1 => 3\n# %% one: wrong, 4 | no\n# 1 => 4\n# %%% two: right, 5\n# 2 => 5\n"
     (tmp_path / "sums.py").write_text(text)
     codes = [answer.code for answer in exercises.stored("sums") if answer.what != "solution"]
-    assert codes == ["c = 1", "d = 2", "c = 3", "a = 4", "c = 5"]
+    two = "def b():\n    d = {}\n    return d".format
+    assert codes == ["c = 1", two(2), "c = 3", "a = 4", two(5)]
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,23 @@
 # %% busy: wrong, the operations of all workers | which counts the operations of all workers
 # rows if row["worker"] == worker => rows
 # %% busy: wrong, the step as one worker sees it | from its own first operation to its own last one
-def busy(rows, worker):
-    own = [row for row in rows if row["worker"] == worker]
-    lasted = max(row["end"] for row in own) - min(row["begin"] for row in own)
-    return sum(row["end"] - row["begin"] for row in own) / lasted
-
-
+# => own = [row for row in rows if row["worker"] == worker]
+# => lasted = max(row["end"] for row in own) - min(row["begin"] for row in own)
+# => return sum(row["end"] - row["begin"] for row in own) / lasted
 # %% busy: wrong, the idle share | its idle share
 # return sum => return 1 - sum
 # %% busy: wrong, as if the step began at 0 | as if the step began at 0
-def busy(rows, worker):
-    return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / max(row["end"] for row in rows)
-
-
+# => return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / max(row["end"] for row in rows)
 # %% busy: wrong, the share of all work | a share of the work of all workers
-# lasted = max(row["end"] for row in rows) - min(row => work = sum(row["end"] - row
-# / lasted => / work
+# => work = sum(row["end"] - row["begin"] for row in rows)
+# => return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / work
 # %% busy: wrong, forwards only | is busy for
-# -     return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
-# +     forwards = [row for row in rows if row["worker"] == worker and row["op"] == "F"]
-# +     return sum(row["end"] - row["begin"] for row in forwards) / lasted
+# => lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+# => forwards = [row for row in rows if row["worker"] == worker and row["op"] == "F"]
+# => return sum(row["end"] - row["begin"] for row in forwards) / lasted
 # %% busy: wrong, takes the rows to be in order | is busy for 3.5 of 10 s
-# -     lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
-# +     lasted = rows[-1]["end"] - rows[0]["begin"]
+# => lasted = rows[-1]["end"] - rows[0]["begin"]
+# => return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
 # %% busy: wrong, per cent | per cent. The step
 # return sum => return 100 * sum
 # %% busy: wrong, throws rows away | has changed `rows`
@@ -38,23 +32,17 @@ def busy(rows, worker):
 
 
 # %% busy: wrong, another name of a column | raised KeyError: 'start', in your line
-def busy(rows, worker):
-    return sum(row["end"] - row["start"] for row in rows)
-
-
-# %%% busy: wrong, counts operations | is busy for
-# (row["end"] - row["start"] for row in rows) => (row["worker"] == worker for row in rows) / len(rows)
-# %%% busy: wrong, seconds | the seconds, not a share
-# ["start"] for row in rows => ["begin"] for row in rows if row["worker"] == worker
-# %% busy: wrong, the step begins with what ends first | is busy for 7.5 of 8 s
-def busy(rows, worker):
-    rows = sorted(rows, key=lambda row: row["end"])
-    own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
-    return own / (rows[-1]["end"] - rows[0]["begin"])
-
-
-# %%% busy: wrong, the step ends with what begins last | is busy for 7.5 of 8 s
-# : row["end"] => : row["begin"]
+# => return sum(row["end"] - row["start"] for row in rows)
+# %% busy: wrong, counts operations | is busy for
+# => return sum(row["worker"] == worker for row in rows) / len(rows)
+# %% busy: wrong, seconds | the seconds, not a share
+# => return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
+# %% busy: wrong, the step ends with what begins last | is busy for 7.5 of 8 s
+# => rows = sorted(rows, key=lambda row: row["begin"])
+# => own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
+# => return own / (rows[-1]["end"] - rows[0]["begin"])
+# %%% busy: wrong, the step begins with what ends first | is busy for 7.5 of 8 s
+# : row["begin"] => : row["end"]
 # %% busy: wrong, takes the stage for the worker | is busy for 3.5 of 7.25 s
 # ["worker"] == worker => ["stage"] == worker - 1
 # %% longest_wait: wrong, the names the other way round | the names the other way round
@@ -90,42 +78,48 @@ def longest_wait(rows, worker):
     return max(waits)
 
 
-# %% longest_wait: wrong, letters without numbers | names that are no operations of this worker
+# %% longest_wait: wrong, the first wait | waits longest between
 def longest_wait(rows, worker):
     from itertools import pairwise
 
     own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
-    return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
+    a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
+    return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
 
 
+# %%% longest_wait: wrong, letters without numbers | names that are no operations of this worker
+# -     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
+# -     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
+# +     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
 # %%% longest_wait: wrong, seconds alone | Three values are wanted
-# (b["begin"] - a["end"], a["op"], b["op"]) => b["begin"] - a["end"]
+# -     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
+# -     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
+# +     return max(b["begin"] - a["end"] for a, b in pairwise(own))
 # %%% longest_wait: wrong, from begin to begin | to the begin of the next
-# -     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
+# -     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
+# -     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
 # +     return max(
 # +         (b["begin"] - a["begin"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}")
 # +         for a, b in pairwise(own)
 # +     )
-# %%% longest_wait: wrong, the first wait | waits longest between
-# -     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
-# +     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
-# +     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
-# %% longest_wait: wrong, takes the stage for the worker | waits longest between F1 and B0
+# %% longest_wait: wrong, sorts the rows of the caller | has changed `rows`
 def longest_wait(rows, worker):
     from itertools import pairwise
 
-    own = sorted((row for row in rows if row["stage"] == worker - 1), key=lambda row: row["begin"])
+    rows.sort(key=lambda row: row["begin"])
+    own = [row for row in rows if row["worker"] == worker]
     return max(
         (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
     )
 
 
+# %%% longest_wait: wrong, takes the stage for the worker | waits longest between F1 and B0
+# -     rows.sort(key=lambda row: row["begin"])
+# -     own = [row for row in rows if row["worker"] == worker]
+# +     own = sorted((row for row in rows if row["stage"] == worker - 1), key=lambda row: row["begin"])
 # %%% longest_wait: wrong, the rows as they stand | waits longest between
-# -     own = sorted((row for row in rows if row["stage"] == worker - 1), key=lambda row: row["begin"])
-# +     own = [row for row in rows if row["worker"] == worker]
+# -     rows.sort(key=lambda row: row["begin"])
 # %%% longest_wait: wrong, all workers | waits longest between
-# (row for row in rows if row["stage"] == worker - 1) => rows
-# %%% longest_wait: wrong, sorts the rows of the caller | has changed `rows`
-# -     own = sorted((row for row in rows if row["stage"] == worker - 1), key=lambda row: row["begin"])
-# +     rows.sort(key=lambda row: row["begin"])
-# +     own = [row for row in rows if row["worker"] == worker]
+# -     rows.sort(key=lambda row: row["begin"])
+# -     own = [row for row in rows if row["worker"] == worker]
+# +     own = sorted(rows, key=lambda row: row["begin"])

@@ -1,43 +1,37 @@
 # %% process_ids: wrong, asks this process and sends the number | without parentheses
-# os.getpid => os.getpid()
+# => return {name: rpc.rpc_sync(name, os.getpid()) for name in names}
 # %% process_ids: wrong, never waits | There are futures in the dict
-# rpc_sync => rpc_async
+# => return {name: rpc.rpc_async(name, os.getpid) for name in names}
 # %% process_ids: wrong, references instead of values | There are RRefs in the dict
-# rpc_sync => remote
+# => return {name: rpc.remote(name, os.getpid) for name in names}
 # %% process_ids: wrong, asks the first worker only | not the process of worker2
-# name, os => "worker1", os
+# => return {name: rpc.rpc_sync("worker1", os.getpid) for name in names}
 # %% process_ids: wrong, asks here | that of this notebook
-# rpc.rpc_sync(name, os.getpid) => os.getpid()
+# => return {name: os.getpid() for name in names}
 # %% process_ids: wrong, a list | should be a dict
-# {name: rpc.rpc_sync(name, os.getpid) for name in names} => [rpc.rpc_sync(name, os.getpid) for name in names]
+# => return [rpc.rpc_sync(name, os.getpid) for name in names]
 # %% process_ids: wrong, keys and values exchanged | The keys should be the names
-# name: rpc.rpc_sync(name, os.getpid) => rpc.rpc_sync(name, os.getpid): name
+# => return {rpc.rpc_sync(name, os.getpid): name for name in names}
 # %% process_ids: wrong, all workers whatever the names are | it should ask only these workers
-# in names => in cluster.workers
+# => return {name: rpc.rpc_sync(name, os.getpid) for name in cluster.workers}
 # %% process_ids: wrong, right for names in their order alone | are those of other workers
-def process_ids(names):
-    return dict(zip(sorted(names), [rpc.rpc_sync(name, os.getpid) for name in names]))
-
-
+# => return dict(zip(sorted(names), [rpc.rpc_sync(name, os.getpid) for name in names]))
 # %% process_ids: right, in another order
-# in names => in reversed(names)
+# => return {name: rpc.rpc_sync(name, os.getpid) for name in reversed(names)}
 # %% at_once: wrong, a generator of futures, of which each begins when it is asked for | did not run at the same time
-# -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-# +     futures = (rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts))
+# => futures = (rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts))
+# => return [future.wait() for future in futures]
 # %% at_once: wrong, all on the first worker | they went to
-# worker, function => workers[0], function
-# worker, part in zip(workers, parts) => part in parts
+# => futures = [rpc.rpc_async(workers[0], function, (part,)) for part in parts]
+# => return [future.wait() for future in futures]
 # %% at_once: wrong, returns references | There are RRefs in the list
-def at_once(function, parts, workers):
-    return [rpc.remote(worker, function, (part,)) for worker, part in zip(workers, parts)]
-
-
-# %%% at_once: wrong, one after the other | did not run at the same time
-# remote => rpc_sync
-# %%% at_once: wrong, waits inside the loop | did not run at the same time
-# remote(worker, function, (part,)) => rpc_async(worker, function, (part,)).wait()
-# %%% at_once: wrong, returns the futures | There are futures in the list
-# remote => rpc_async
+# => return [rpc.remote(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# %% at_once: wrong, one after the other | did not run at the same time
+# => return [rpc.rpc_sync(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# %% at_once: wrong, waits inside the loop | did not run at the same time
+# => return [rpc.rpc_async(worker, function, (part,)).wait() for worker, part in zip(workers, parts)]
+# %% at_once: wrong, returns the futures | There are futures in the list
+# => return [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
 # %% at_once: wrong, in the order in which the calls end | in the order of the parts
 def at_once(function, parts, workers):
     results = []
@@ -50,12 +44,9 @@ def at_once(function, parts, workers):
 # %% at_once: wrong, a generator of results | should be a list
 # [future.wait() for future in futures] => (future.wait() for future in futures)
 # %% at_once: wrong, right for two parts | 3 parts should give 3 results
-def at_once(function, parts, workers):
-    one = rpc.rpc_async(workers[0], function, (parts[0],))
-    two = rpc.rpc_async(workers[1], function, (parts[1],))
-    return [one.wait(), two.wait()]
-
-
+# => one = rpc.rpc_async(workers[0], function, (parts[0],))
+# => two = rpc.rpc_async(workers[1], function, (parts[1],))
+# => return [one.wait(), two.wait()]
 # %% at_once: right, a thread for each call
 def at_once(function, parts, workers):
     from concurrent.futures import ThreadPoolExecutor
@@ -65,29 +56,23 @@ def at_once(function, parts, workers):
 
 
 # %% at_once: wrong, takes a part that is a tuple for the arguments | It is one argument
-def at_once(function, parts, workers):
-    futures = []
-    for part, worker in zip(parts, workers):
-        futures.append(rpc.rpc_async(worker, function, part if isinstance(part, tuple) else (part,)))
-    return [future.wait() for future in futures]
-
-
+# => futures = []
+# => for part, worker in zip(parts, workers):
+# =>     futures.append(rpc.rpc_async(worker, function, part if isinstance(part, tuple) else (part,)))
+# => return [future.wait() for future in futures]
 # %% at_once: wrong, takes the workers in the order of the cluster | they went to
-# -     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-# +     workers = [cluster.workers[place % len(cluster.workers)] for place in range(len(parts))]
-# +     futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# => workers = [cluster.workers[place % len(cluster.workers)] for place in range(len(parts))]
+# => futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# => return [future.wait() for future in futures]
 # %% at_once: wrong, takes equal parts for one | a function that returns the name of its worker
-def at_once(function, parts, workers):
-    futures = {str(part): rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
-    return [futures[str(part)].wait() for part in parts]
-
-
-# %%% at_once: wrong, one call for each worker's name | 3 parts should give 3 results
-# str(part): => worker:
-# futures[str(part)].wait() for part in parts => future.wait() for future in futures.values()
-# %%% at_once: wrong, a dict by part | unhashable
-# str(part): => part:
-# str(part) => part
+# => futures = {str(part): rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
+# => return [futures[str(part)].wait() for part in parts]
+# %% at_once: wrong, one call for each worker's name | 3 parts should give 3 results
+# => futures = {worker: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
+# => return [future.wait() for future in futures.values()]
+# %% at_once: wrong, a dict by part | unhashable
+# => futures = {part: rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)}
+# => return [futures[part].wait() for part in parts]
 # %% patient: wrong, hides every error | that was hidden
 # rpcbench.RpcTimeoutError => Exception
 # %% patient: wrong, takes each TimeoutError for that of the call | TimeoutError('the printer does not answer')
@@ -121,16 +106,13 @@ def patient(worker, function, seconds, default):
 # +     try:
 # return rpc.rpc_sync(worker, function, timeout=seconds) => return future.wait()
 # %% patient: wrong, waits to the end and then looks at the clock | waited for the slow function to end
-def patient(worker, function, seconds, default):
-    begin = time.monotonic()
-    found = rpc.rpc_sync(worker, function)
-    return found if time.monotonic() - begin <= seconds else default
-
-
-# %%% patient: wrong, always sleeps | It sleeps for a fixed time
-# begin = time.monotonic() => future = rpc.rpc_async(worker, function)
-# found = rpc.rpc_sync(worker, function) => time.sleep(seconds)
-# found if time.monotonic() - begin <= seconds => future.wait() if future.done()
+# => begin = time.monotonic()
+# => found = rpc.rpc_sync(worker, function)
+# => return found if time.monotonic() - begin <= seconds else default
+# %% patient: wrong, always sleeps | It sleeps for a fixed time
+# => future = rpc.rpc_async(worker, function)
+# => time.sleep(seconds)
+# => return future.wait() if future.done() else default
 # %% patient: wrong, hides lost connections, the function's own among them | raises ConnectionResetError
 # rpcbench.RpcTimeoutError => (rpcbench.RpcTimeoutError, ConnectionError)
 # %% patient: wrong, a deadline of its own | had a deadline of 1 seconds
@@ -169,14 +151,6 @@ def patient(worker, function, seconds, default):
 # return account.answers[request] => return account.answers[amount]
 # %% deposit: wrong, takes the answer 0 for none | request 3 again, which was answered 0
 # request not in account.answers => not account.answers.get(request)
-# %% deposit: wrong, no lock | is used outside of the lock
-def deposit(account, request, amount):
-    if request not in account.answers:
-        account.balance += amount
-        account.answers[request] = account.balance
-    return account.answers[request]
-
-
 # %% deposit: wrong, one list of requests for all accounts | Another account
 requests = {}
 
@@ -193,23 +167,26 @@ def deposit(account, request, amount):
 # -         return account.answers[request]
 # +             return account.balance
 # +         return None
-# %% deposit: wrong, an error for a repeated request | raised ValueError
-def deposit(account, request, amount):
-    with account.lock:
-        if request in account.answers:
-            raise ValueError("this request was made before")
-        account.balance += amount
-        account.answers[request] = account.balance
-        return account.balance
-
-
-# %%% deposit: wrong, pays in each time | request 1 again, which was answered 150
-# -         if request in account.answers:
-# -             raise ValueError("this request was made before")
-# %%% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
-# -             raise ValueError("this request was made before")
-# +             return account.answers[request]
+# %% deposit: wrong, pays in each time | request 1 again, which was answered 150
+# => with account.lock:
+# =>     account.balance += amount
+# =>     account.answers[request] = account.balance
+# =>     return account.balance
+# %%% deposit: wrong, no lock | is used outside of the lock
+# with account.lock => if request not in account.answers
+# -         return account.balance
+# +     return account.answers[request]
+# %%% deposit: wrong, an error for a repeated request | raised ValueError
+# -     with account.lock:
 # +     with account.lock:
+# +         if request in account.answers:
+# +             raise ValueError("this request was made before")
+# %%% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
+# - def deposit(account, request, amount):
+# + def deposit(account, request, amount):
+# +     with account.lock:
+# +         if request in account.answers:
+# +             return account.answers[request]
 # %% deposit: right, takes the lock by hand
 def deposit(account, request, amount):
     account.lock.acquire()

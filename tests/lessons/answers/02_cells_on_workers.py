@@ -1,40 +1,31 @@
 # %% everywhere: wrong, does not look into the dict of variables | The keys should be the workers
-# ("all", code, want=[name])[name] => ("all", code, want=[name])
+# => return cluster.run("all", code, want=[name])
 # %% everywhere: wrong, asks one worker | The keys should be the workers
-# cluster.run("all", code, want=[name])[name] => {"worker1": cluster.run("worker1", code, want=[name])[name]}
+# => return {"worker1": cluster.run("worker1", code, want=[name])[name]}
 # %% everywhere: wrong, takes the value of the cell | what a cell ends with that only assigns
-# ("all", code, want=[name])[name] => ("all", code)
+# => return cluster.run("all", code)
 # %% everywhere: wrong, runs it here | The cell has run in this notebook
-def everywhere(code, name):
-    space = {}
-    exec(code, space)
-    return dict.fromkeys(cluster.workers, space[name])
-
-
+# => space = {}
+# => exec(code, space)
+# => return dict.fromkeys(cluster.workers, space[name])
 # %% everywhere: wrong, one worker's value for all | A cell that finds the process number gives
-def everywhere(code, name):
-    return dict.fromkeys(cluster.workers, cluster.run("worker1", code, want=[name])[name])
-
-
+# => return dict.fromkeys(cluster.workers, cluster.run("worker1", code, want=[name])[name])
 # %% everywhere: wrong, does not run the cell | raised
-# cluster.run("all", code, want=[name])[name] => {worker: cluster.run(worker, name + "_") for worker in cluster.workers}
-# %% everywhere: right, reads the variables afterwards
-def everywhere(code, name):
-    cluster.run("all", code)
-    return {worker: cluster[worker][name] for worker in cluster.workers}
-
-
+# => return {worker: cluster.run(worker, name + "_") for worker in cluster.workers}
+# %% everywhere: wrong, a list | should be a dict
+# => cluster.run("all", code)
+# => return cluster.gather(name, "list")
+# %%% everywhere: right, reads the variables afterwards
+# cluster.gather(name, "list") => {worker: cluster[worker][name] for worker in cluster.workers}
 # %%% everywhere: wrong, runs the cell twice | The cell ran 2 times
-# [worker] => .run(worker, code, want=[name])
-# %%% everywhere: wrong, a list | should be a dict
-# {worker: cluster[worker][name] for worker in cluster.workers} => cluster.gather(name, "list")
-# %%% everywhere: wrong, leaves out values that count as false | The keys should be the workers
-# cluster.run("all", code) => found = cluster.run("all", code, want=[name])[name]
-# cluster[worker][name] for worker in cluster.workers => value for worker, value in found.items() if value
+# cluster.gather(name, "list") => {worker: cluster.run(worker, code, want=[name])[name] for worker in cluster.workers}
+# %% everywhere: wrong, leaves out values that count as false | The keys should be the workers
+# => found = cluster.run("all", code, want=[name])[name]
+# => return {worker: value for worker, value in found.items() if value}
 # %% everywhere: wrong, puts the name behind the last line | nothing so far' x is [] on each worker
-# ("all", code, want=[name])[name] => ("all", code + "; " + name)
+# => return cluster.run("all", code + "; " + name)
 # %% everywhere: right, the name on a line of its own
-# ("all", code, want=[name])[name] => ("all", code + "\n" + name)
+# => return cluster.run("all", code + "\n" + name)
 # %% outcomes: wrong, one error for all | Each worker has an outcome of its own
 def outcomes(code):
     try:
@@ -76,41 +67,59 @@ def outcomes(code):
 # +         return dict.fromkeys(cluster.workers, "fine")
 # +     except Exception:
 # +         pass
-# %% outcomes: right, from the last worker to the first
+# %% outcomes: wrong, the errors themselves | The values should be texts
 def outcomes(code):
     found = {}
-    for worker in reversed(cluster.workers):
+    for worker in cluster.workers:
         try:
             cluster.run(worker, code)
             found[worker] = "fine"
         except Exception as error:
-            found[worker] = error.__class__.__name__
+            found[worker] = error
     return found
 
 
-# %%% outcomes: wrong, the errors themselves | The values should be texts
-# reversed(cluster.workers) => cluster.workers
-# error.__class__.__name__ => error
+# %%% outcomes: right, from the last worker to the first
+# cluster.workers => reversed(cluster.workers)
+# = error => = error.__class__.__name__
 # %%% outcomes: wrong, the text of the error | not its text
 # found = {} => found = dict.fromkeys(cluster.workers, "fine")
-# reversed(cluster.workers) => cluster.workers
 # -             found[worker] = "fine"
-# error.__class__.__name__ => str(error).splitlines()[0]
+# = error => = str(error).splitlines()[0]
 # %%% outcomes: wrong, knows three errors | raised IndexError
-# reversed(cluster.workers) => cluster.workers
 # Exception => (KeyError, ValueError, ZeroDivisionError)
-# error.__class__ => type(error)
+# = error => = type(error).__name__
 # %% stubborn: wrong, gives up | it was not started again
-def stubborn(worker, code):
-    return cluster.run(worker, code)
-
-
+# => return cluster.run(worker, code)
 # %% stubborn: wrong, starts it without its past | nothing of what the old one held
 # worker, replay=True => worker
 # %% stubborn: wrong, does not run the cell again | the cell should be run again
+# => try:
+# =>     return cluster.run(worker, code)
+# => except rpcbench.WorkerLostError:
+# =>     cluster.restart(worker, replay=True)
+# %%% stubborn: wrong, hides the errors of the cell | that was hidden
 # -         cluster.restart(worker, replay=True)
-# -         return cluster.run(worker, code)
 # +         cluster.restart(worker, replay=True)
+# +         return cluster.run(worker, code)
+# +     except Exception as error:
+# +         return error
+# %%% stubborn: wrong, runs the cell once more when all is well | The cell ran 2 times on worker1
+# return cluster => cluster
+# -         cluster.restart(worker, replay=True)
+# +         cluster.restart(worker, replay=True)
+# +     return cluster.run(worker, code)
+# %%% stubborn: wrong, tries a cell with an error again | A cell that fails ran 2 times on worker1
+# -         cluster.restart(worker, replay=True)
+# +         cluster.restart(worker, replay=True)
+# +     except Exception:
+# +         pass
+# +     return cluster.run(worker, code)
+# %%% stubborn: wrong, once for the deed and once for the value | died once, and the cell ran 3 times
+# -         cluster.restart(worker, replay=True)
+# +         cluster.restart(worker, replay=True)
+# +         cluster.run(worker, code)
+# +         return cluster.run(worker, code)
 # %% stubborn: wrong, starts it again whatever it was | though it had not died
 # rpcbench.WorkerLostError => Exception
 # %% stubborn: wrong, does not start it again | it was not started again
@@ -124,40 +133,8 @@ def stubborn(worker, code):
             cluster.restart(worker, replay=True)
 
 
-# %% stubborn: wrong, hides the errors of the cell | that was hidden
-# -         cluster.restart(worker, replay=True)
-# -         return cluster.run(worker, code)
-# +         cluster.restart(worker, replay=True)
-# +         return cluster.run(worker, code)
-# +     except Exception as error:
-# +         return error
-# %% stubborn: wrong, runs the cell once more when all is well | The cell ran 2 times on worker1
-def stubborn(worker, code):
-    try:
-        cluster.run(worker, code)
-    except rpcbench.WorkerLostError:
-        cluster.restart(worker, replay=True)
-    return cluster.run(worker, code)
-
-
-# %% stubborn: wrong, tries a cell with an error again | A cell that fails ran 2 times on worker1
-# -         cluster.restart(worker, replay=True)
-# -         return cluster.run(worker, code)
-# +         cluster.restart(worker, replay=True)
-# +     except Exception:
-# +         pass
-# +     return cluster.run(worker, code)
-# %% stubborn: wrong, once for the deed and once for the value | died once, and the cell ran 3 times
-# -         cluster.restart(worker, replay=True)
-# -         return cluster.run(worker, code)
-# +         cluster.restart(worker, replay=True)
-# +         cluster.run(worker, code)
-# +         return cluster.run(worker, code)
 # %% spread: wrong, one item after the other | had not begun
-def spread(call, items, workers):
-    return [call(workers[place % len(workers)], item) for place, item in enumerate(items)]
-
-
+# => return [call(workers[place % len(workers)], item) for place, item in enumerate(items)]
 # %% spread: wrong, a fixed share for each worker | had not begun
 def spread(call, items, workers):
     def serve(start):
@@ -181,18 +158,12 @@ def spread(call, items, workers):
 
 
 # %% spread: wrong, all items at once | while it was busy
-def spread(call, items, workers):
-    chosen = [workers[place % len(workers)] for place in range(len(items))]
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(items))) as pool:
-        return list(pool.map(call, chosen, items))
-
-
+# => chosen = [workers[place % len(workers)] for place in range(len(items))]
+# => with concurrent.futures.ThreadPoolExecutor(max(1, len(items))) as pool:
+# =>     return list(pool.map(call, chosen, items))
 # %% spread: wrong, each worker does all items | each item needs one
-def spread(call, items, workers):
-    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
-        return next(pool.map(lambda worker: [call(worker, item) for item in items], workers))
-
-
+# => with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+# =>     return next(pool.map(lambda worker: [call(worker, item) for item in items], workers))
 # %% spread: right, one iterator for all threads
 def spread(call, items, workers):
     import threading
@@ -222,39 +193,37 @@ def spread(call, items, workers):
 
 # %% spread: wrong, does not ask the pool for its results | that was hidden
 # list(pool.map(serve, workers)) => pool.map(serve, workers)
-# %% spread: wrong, equal items have one result | in the order of the items; yours are
+# %% spread: wrong, a dict by item | unhashable
 def spread(call, items, workers):
     todo, results = iter(items), {}
 
     def serve(worker):
         for item in todo:
-            results[str(item)] = call(worker, item)
+            results[item] = call(worker, item)
 
     with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(serve, workers))
-    return [results[str(item)] for item in items]
+    return [results[item] for item in items]
 
 
+# %%% spread: wrong, equal items have one result | in the order of the items; yours are
+# [item] = => [str(item)] =
+# [item] => [str(item)]
 # %%% spread: wrong, results as they come | in the order of the items
 # todo, results = iter(items), {} => results, todo = [], iter(items)
-# [str(item)] = call(worker, item) => .append(call(worker, item))
-# [results[str(item)] for item in items] => results
+# [item] = call(worker, item) => .append(call(worker, item))
+# [results[item] for item in items] => results
 # %%% spread: wrong, equal items once | each item needs one
 # (items) => (dict.fromkeys(items))
-# [str(item)] = => [item] =
-# str(item) => item
-# %%% spread: wrong, a dict by item | unhashable
-# [str(item)] = => [item] =
-# str(item) => item
 # %%% spread: wrong, takes None for the end | each item needs one
 # -     todo, results = iter(items), {}
 # +     results, todo = {}, queue.SimpleQueue()
 # +     for item in [*items, *[None] * len(workers)]:
 # +         todo.put(item)
 # for item in todo => while (item := todo.get()) is not None
-# [str(item)] = => [id(item)] =
-# [str(item)] => .get(id(item))
-# %% spread: wrong, names of its own for the workers | there was a call for 'worker
+# [item] = => [id(item)] =
+# [item] => .get(id(item))
+# %% spread: wrong, the workers of the cluster | had nothing to do
 def spread(call, items, workers):
     results = [None] * len(items)
     todo = iter([*enumerate(items)])
@@ -263,30 +232,36 @@ def spread(call, items, workers):
         for place, item in todo:
             results[place] = call(worker, item)
 
-    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
-        list(pool.map(serve, [f"worker{number + 1}" for number in range(len(workers))]))
+    with concurrent.futures.ThreadPoolExecutor(len(cluster.workers)) as pool:
+        list(pool.map(serve, cluster.workers))
     return results
 
 
+# %%% spread: wrong, names of its own for the workers | there was a call for 'worker
+# (cluster.workers) => (workers)
+# cluster.workers => [f"worker{number + 1}" for number in range(len(workers))]
 # %%% spread: wrong, two workers only | worker3 had nothing to do
-# (len(workers)) as => (2) as
-# [f"worker{number + 1}" for number in range(len(workers))] => workers
-# %%% spread: wrong, the workers of the cluster | had nothing to do
-# (len(workers)) as => (len(cluster.workers)) as
-# [f"worker{number + 1}" for number in range(len(workers))] => cluster.workers
-# %%% spread: wrong, empties the list of the caller | have changed
-# -     results = [None] * len(items)
-# -     todo = iter([*enumerate(items)])
-# +     import threading
-# +
-# +     results, lock = [None] * len(items), threading.Lock()
-# -         for place, item in todo:
-# +         while True:
-# +             with lock:
-# +                 if not items:
-# +                     return
-# +                 place, item = len(results) - len(items), items.pop(0)
-# [f"worker{number + 1}" for number in range(len(workers))] => workers
+# len(cluster.workers) => 2
+# cluster.workers => workers
+# %% spread: wrong, empties the list of the caller | have changed
+def spread(call, items, workers):
+    import threading
+
+    results, lock = [None] * len(items), threading.Lock()
+
+    def serve(worker):
+        while True:
+            with lock:
+                if not items:
+                    return
+                place, item = len(results) - len(items), items.pop(0)
+            results[place] = call(worker, item)
+
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(serve, workers))
+    return results
+
+
 # %% spread: wrong, from the last item to the first | It was not the next one
 # -     todo = queue.SimpleQueue()
 # -     for pair in enumerate(items):

@@ -12,158 +12,131 @@ def fit(sizes, times):
 
 
 # %% fit: wrong, a line through the first and the last point | least squares of relative errors
-def fit(sizes, times):
-    beta = (sizes[-1] - sizes[0]) / (times[-1] - times[0])
-    return times[0] - sizes[0] / beta, beta
-
-
+# => beta = (sizes[-1] - sizes[0]) / (times[-1] - times[0])
+# => return times[0] - sizes[0] / beta, beta
 # %% fit: wrong, a line through the logarithms | Points that lie on the line
-def fit(sizes, times):
-    x, y = torch.tensor(sizes).double().log(), torch.tensor(times).double().log()
-    slope, offset = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], 1), y[:, None]).solution.flatten().tolist()
-    return math.exp(offset), 1 / slope
-
-
-# %% fit: wrong, divides one side only | Points that lie on the line
+# => x, y = torch.tensor(sizes).double().log(), torch.tensor(times).double().log()
+# => slope, offset = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], 1), y[:, None]).solution.flatten().tolist()
+# => return math.exp(offset), 1 / slope
+# %% fit: wrong, absolute errors | least squares of relative errors
 def fit(sizes, times):
     t = torch.tensor(times, dtype=torch.float64)
     n = torch.tensor(sizes, dtype=torch.float64)
-    alpha, per_byte = torch.linalg.lstsq(torch.stack([1 / t, n / t], 1), t[:, None]).solution.flatten().tolist()
+    rows = torch.stack([torch.ones_like(n), n], dim=1)
+    alpha, per_byte = torch.linalg.lstsq(rows, t[:, None]).solution.flatten().tolist()
     return alpha, 1 / per_byte
 
 
-# %%% fit: wrong, absolute errors | least squares of relative errors
-# -     alpha, per_byte = torch.linalg.lstsq(torch.stack([1 / t, n / t], 1), t[:, None]).solution.flatten().tolist()
-# +     rows = torch.stack([torch.ones_like(n), n], dim=1)
-# +     alpha, per_byte = torch.linalg.lstsq(rows, t[:, None]).solution.flatten().tolist()
+# %%% fit: wrong, divides one side only | Points that lie on the line
+# -     rows = torch.stack([torch.ones_like(n), n], dim=1)
+# -     alpha, per_byte = torch.linalg.lstsq(rows, t[:, None]).solution.flatten().tolist()
+# +     alpha, per_byte = torch.linalg.lstsq(torch.stack([1 / t, n / t], 1), t[:, None]).solution.flatten().tolist()
 # %% fit: wrong, alpha alone | (alpha, beta) is wanted
-def fit(sizes, times):
-    return min(times)
-
-
-# %%% fit: wrong, the largest message has no latency | Points that lie on the line
-# (times) => (times), max(sizes) / max(times)
+# => return min(times)
+# %% fit: wrong, the largest message has no latency | Points that lie on the line
+# => return min(times), max(sizes) / max(times)
 # %% relay: wrong, whole bytes only | 10 bytes in 3 pieces
-def relay_time(n, k, hops, alpha, beta):
-    return (k + hops - 1) * (alpha + n // k / beta)
-
-
-# %%% relay: wrong, one piece after another over all hops | 6e+06 bytes in 3 pieces over 2 hops
-# (k + hops - 1) * (alpha + n // k / beta) => k * hops * (alpha + n / k / beta)
-# %%% relay: wrong, one step too many | 1e+06 bytes in 1 piece over 1 hop
-# (k + hops - 1) * (alpha + n // k / beta) => (k + hops) * (alpha + n / k / beta)
-# %%% relay: wrong, each piece has all bytes | in 4 pieces over 1 hop
-# // k / => /
-# %%% relay: wrong, latency once | in 4 pieces over 1 hop
-# (k + hops - 1) * (alpha + n // k / beta) => alpha + (k + hops - 1) * n / k / beta
-# %%% relay: wrong, all pieces at once | in 4 pieces over 1 hop
-# (k + hops - 1) * (alpha + n // k / beta) => hops * (alpha + n / k / beta)
-# %%% relay: wrong, the hops do not overlap | 6e+06 bytes in 3 pieces over 2 hops
-# (k + hops - 1) * (alpha + n // k / beta) => hops * (k * alpha + n / beta)
-# %%% relay: wrong, multiplies by beta | 1e+06 bytes in 1 piece over 1 hop
-# // k / => / k *
-# %%% relay: wrong, one hop fewer | 1e+06 bytes in 1 piece over 3 hops
-# (k + hops - 1) * (alpha + n // k / beta) => (k + 1 if hops > 1 else k) * (alpha + n / k / beta)
+# => return (k + hops - 1) * (alpha + n // k / beta)
+# %% relay: wrong, one piece after another over all hops | 6e+06 bytes in 3 pieces over 2 hops
+# => return k * hops * (alpha + n / k / beta)
+# %% relay: wrong, one step too many | 1e+06 bytes in 1 piece over 1 hop
+# => return (k + hops) * (alpha + n / k / beta)
+# %% relay: wrong, each piece has all bytes | in 4 pieces over 1 hop
+# => return (k + hops - 1) * (alpha + n / beta)
+# %% relay: wrong, latency once | in 4 pieces over 1 hop
+# => return alpha + (k + hops - 1) * n / k / beta
+# %% relay: wrong, all pieces at once | in 4 pieces over 1 hop
+# => return hops * (alpha + n / k / beta)
+# %% relay: wrong, the hops do not overlap | 6e+06 bytes in 3 pieces over 2 hops
+# => return hops * (k * alpha + n / beta)
+# %% relay: wrong, multiplies by beta | 1e+06 bytes in 1 piece over 1 hop
+# => return (k + hops - 1) * (alpha + n / k * beta)
+# %% relay: wrong, one hop fewer | 1e+06 bytes in 1 piece over 3 hops
+# => return (k + 1 if hops > 1 else k) * (alpha + n / k / beta)
 # %% best_pieces: wrong, no piece for one hop | there is at least one
-def best_pieces(n, hops, alpha, beta):
-    ideal = math.sqrt((hops - 1) * n / (alpha * beta))
-    return min(math.floor(ideal), math.ceil(ideal), key=lambda k: (k + hops - 1) * (alpha + n / max(k, 1) / beta))
-
-
+# => ideal = math.sqrt((hops - 1) * n / (alpha * beta))
+# => return min(math.floor(ideal), math.ceil(ideal), key=lambda k: (k + hops - 1) * (alpha + n / max(k, 1) / beta))
 # %% best_pieces: wrong, always two hops | over 4 hops
 # (hops - 1) * n => n
 # %% best_pieces: wrong, tries no more than a hundred thousand | you say 99999
-def best_pieces(n, hops, alpha, beta):
-    return min(range(1, 100_000), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
-
-
-# %%% best_pieces: wrong, tries too few | over 2 hops, alpha = 0.0001 s
-# 100_000 => 100
-# %%% best_pieces: wrong, begins at no piece | raised ZeroDivisionError
-# 1, 100_000 => 2000
-# %%% best_pieces: wrong, tries no more than a thousand | you say 1000
-# 100_000 => 1001
+# => return min(range(1, 100_000), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
+# %% best_pieces: wrong, tries too few | over 2 hops, alpha = 0.0001 s
+# => return min(range(1, 100), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
+# %% best_pieces: wrong, begins at no piece | raised ZeroDivisionError
+# => return min(range(2000), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
+# %% best_pieces: wrong, tries no more than a thousand | you say 1000
+# => return min(range(1, 1001), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
 # %% best_pieces: wrong, always rounds down | with 2 it takes
-def best_pieces(n, hops, alpha, beta):
-    return max(1, math.floor(math.sqrt((hops - 1) * n / (alpha * beta))))
-
-
-# %%% best_pieces: wrong, rounds to the nearest | with 2 it takes
-# math.floor => round
-# %%% best_pieces: wrong, not whole | a whole number is wanted
-# , math.floor(math.sqrt((hops - 1) * n / (alpha * beta))) => .0, math.sqrt((hops - 1) * n / (alpha * beta))
-# %%% best_pieces: wrong, forgets the root | with 2 it takes
-# floor(math.sqrt((hops - 1) * n / (alpha * beta))) => ceil((hops - 1) * n / (alpha * beta))
-# %%% best_pieces: wrong, rounds up | over 3 hops
-# floor => ceil
+# => return max(1, math.floor(math.sqrt((hops - 1) * n / (alpha * beta))))
+# %% best_pieces: wrong, rounds to the nearest | with 2 it takes
+# => return max(1, round(math.sqrt((hops - 1) * n / (alpha * beta))))
+# %% best_pieces: wrong, not whole | a whole number is wanted
+# => return max(1.0, math.sqrt((hops - 1) * n / (alpha * beta)))
+# %% best_pieces: wrong, forgets the root | with 2 it takes
+# => return max(1, math.ceil((hops - 1) * n / (alpha * beta)))
+# %% best_pieces: wrong, rounds up | over 3 hops
+# => return max(1, math.ceil(math.sqrt((hops - 1) * n / (alpha * beta))))
 # %% schedule: wrong, adds up all messages | Two messages of other ranks at once
-def schedule_time(rounds, alpha, beta):
-    return sum(alpha + size / beta for messages in rounds for _, _, size in messages)
-
-
+# => return sum(alpha + size / beta for messages in rounds for _, _, size in messages)
 # %% schedule: wrong, the longest message | Rank 0 sends to two ranks
-def schedule_time(rounds, alpha, beta):
-    return sum(max((alpha + size / beta for _, _, size in messages), default=0) for messages in rounds)
-
-
-# %% schedule: wrong, a rank that sends cannot receive | Two ranks exchange
+# => return sum(max((alpha + size / beta for _, _, size in messages), default=0) for messages in rounds)
+# %% schedule: wrong, counts receivers only | Rank 0 sends to two ranks
 def schedule_time(rounds, alpha, beta):
     total = 0
     for messages in rounds:
         busy = {}
-        for sender, receiver, size in messages:
-            for rank in (sender, receiver):
-                busy[rank] = busy.get(rank, 0) + alpha + size / beta
+        for _, receiver, size in messages:
+            busy[receiver] = busy.get(receiver, 0) + alpha + size / beta
         total += max(busy.values(), default=0)
     return total
 
 
+# %%% schedule: wrong, a rank that sends cannot receive | Two ranks exchange
+# -         for _, receiver, size in messages:
+# -             busy[receiver] = busy.get(receiver, 0) + alpha + size / beta
+# +         for sender, receiver, size in messages:
+# +             for rank in (sender, receiver):
+# +                 busy[rank] = busy.get(rank, 0) + alpha + size / beta
 # %%% schedule: wrong, counts senders only | Two ranks send to rank 0
-# -         for sender, receiver, size in messages:
-# -             for rank in (sender, receiver):
-# -                 busy[rank] = busy.get(rank, 0) + alpha + size / beta
-# +         for sender, _, size in messages:
-# +             busy[sender] = busy.get(sender, 0) + alpha + size / beta
-# %%% schedule: wrong, counts receivers only | Rank 0 sends to two ranks
-# -         for sender, receiver, size in messages:
-# -             for rank in (sender, receiver):
-# -                 busy[rank] = busy.get(rank, 0) + alpha + size / beta
-# +         for _, receiver, size in messages:
-# +             busy[receiver] = busy.get(receiver, 0) + alpha + size / beta
+# _, receiver => sender, _
+# [receiver] = busy.get(receiver, 0) => [sender] = busy.get(sender, 0)
 # %%% schedule: wrong, empties the rounds of the caller | have changed
-# -         for sender, receiver, size in messages:
-# -             for rank in (sender, receiver):
-# -                 busy[rank] = busy.get(rank, 0) + alpha + size / beta
+# -         for _, receiver, size in messages:
+# -             busy[receiver] = busy.get(receiver, 0) + alpha + size / beta
 # +         while messages:
 # +             sender, receiver, size = messages.pop()
 # +             for place in (("sends", sender), ("receives", receiver)):
 # +                 busy[place] = busy.get(place, 0) + alpha + size / beta
-# %% schedule: wrong, room for eight ranks | raised IndexError
+# %% schedule: wrong, latency once in a round | Rank 0 sends to two ranks
 def schedule_time(rounds, alpha, beta):
     total = 0
     for messages in rounds:
-        sends, receives = [0] * 8, [0] * 8
+        sends, receives = {}, {}
         for sender, receiver, size in messages:
-            sends[sender] += alpha + size / beta
-            receives[receiver] += alpha + size / beta
-        total += max(sends + receives)
+            sends[sender] = sends.get(sender, 0) + size / beta
+            receives[receiver] = receives.get(receiver, 0) + size / beta
+        total += alpha * bool(messages) + max([*sends.values(), *receives.values()], default=0)
     return total
 
 
+# %%% schedule: wrong, room for eight ranks | raised IndexError
+# receives = {}, {} => receives = [0] * 8, [0] * 8
+# = sends.get(sender, 0) => += alpha
+# = receives.get(receiver, 0) => += alpha
+# alpha * bool(messages) + max([*sends.values(), *receives.values()], default=0) => max(sends + receives)
+# %% schedule: wrong, the rounds at once | a round without any
+def schedule_time(rounds, alpha, beta):
+    longest = 0
+    for messages in rounds:
+        sends, receives = {}, {}
+        for sender, receiver, size in messages:
+            sends[sender] = sends.get(sender, 0) + alpha + size / beta
+            receives[receiver] = receives.get(receiver, 0) + alpha + size / beta
+        longest = max([longest, *sends.values(), *receives.values()])
+    return longest
+
+
 # %%% schedule: wrong, stumbles over an empty round | raised ValueError
-# [0] * 8, [0] * 8 => {}, {}
-# [sender] += => [sender] = sends.get(sender, 0) +
-# [receiver] += => [receiver] = receives.get(receiver, 0) +
-# sends + receives => [*sends.values(), *receives.values()]
-# %%% schedule: wrong, latency once in a round | Rank 0 sends to two ranks
-# [0] * 8, [0] * 8 => {}, {}
-# [sender] += alpha => [sender] = sends.get(sender, 0)
-# [receiver] += alpha => [receiver] = receives.get(receiver, 0)
-# max(sends + receives) => alpha * bool(messages) + max([*sends.values(), *receives.values()], default=0)
-# %%% schedule: wrong, the rounds at once | a round without any
-# total = => longest =
-# [0] * 8, [0] * 8 => {}, {}
-# [sender] += => [sender] = sends.get(sender, 0) +
-# [receiver] += => [receiver] = receives.get(receiver, 0) +
-# total += max(sends + receives) => longest = max([longest, *sends.values(), *receives.values()])
-# total => longest
+# longest = 0 => total = 0
+# longest = max([longest, *sends.values(), *receives.values()]) => total += max([*sends.values(), *receives.values()])
+# longest => total

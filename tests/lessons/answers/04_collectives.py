@@ -8,33 +8,30 @@ def all_gather(mine, rank, size, broadcast):
 
 
 # %% gathered: wrong, right for two ranks only | 3 ranks: rank 0 returns
-def all_gather(mine, rank, size, broadcast):
-    places = [mine.clone(), mine.clone()]
-    broadcast(places[0], 0)
-    broadcast(places[1], 1)
-    return places
-
-
-# %% gathered: wrong, from the last rank to the first | the tensors of all ranks are
+# => places = [mine.clone(), mine.clone()]
+# => broadcast(places[0], 0)
+# => broadcast(places[1], 1)
+# => return places
+# %% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
 def all_gather(mine, rank, size, broadcast):
     places = []
-    for source in reversed(range(size)):
+    for source in range(size - 1):
         places.append(mine.clone())
         broadcast(places[-1], source)
     return places
 
 
+# %%% gathered: wrong, from the last rank to the first | the tensors of all ranks are
+# range(size - 1) => reversed(range(size))
 # %%% gathered: wrong, one place for all | the tensors of all ranks are
 # places = => place, places = mine.clone(),
-# reversed(range(size)) => range(size)
+# size - 1 => size
 # places.append(mine.clone()) => broadcast(place, source)
 # broadcast(places[-1], source) => places.append(place)
 # %%% gathered: wrong, broadcasts into its own tensor | the tensors of all ranks are
-# reversed(range(size)) => range(size)
+# size - 1 => size
 # places.append(mine.clone()) => broadcast(mine, source)
 # broadcast(places[-1], source) => places.append(mine.clone())
-# %%% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
-# reversed(range(size)) => range(size - 1)
 # %% gathered: wrong, places of float32 whatever `mine` is | `mine` is of torch.int64
 # empty_like(mine) => zeros(mine.shape)
 # %% gathered: wrong, a vector whatever `mine` is | `mine` has shape (2, 3)
@@ -42,43 +39,38 @@ def all_gather(mine, rank, size, broadcast):
 # copy_(mine) => copy_(mine.flatten())
 # %% gathered: wrong, places by the length | raised TypeError
 # empty_like(mine) => zeros(len(mine), *mine.shape[1:], dtype=mine.dtype)
-# %% gathered: wrong, no more than four ranks | 8 ranks: rank 0 returns
-def all_gather(mine, rank, size, broadcast):
-    places = [mine.clone() for _ in range(size)]
-    for source in range(min(size, 4)):
-        broadcast(places[source], source)
-    return places
-
-
+# %% gathered: wrong, one tensor | a list of tensors is wanted
+# => places = [mine.clone() for _ in range(size)]
+# => for source in range(size):
+# =>     broadcast(places[source], source)
+# => return torch.cat(places)
+# %%% gathered: wrong, no more than four ranks | 8 ranks: rank 0 returns
+# (size): => (min(size, 4)):
+# torch.cat(places) => places
 # %%% gathered: wrong, each rank names itself as the source | In a collective all ranks make the same call
-# source in range(min(size, 4)) => place in places
+# source in range(size) => place in places
 # places[source], source => place, rank
+# torch.cat(places) => places
 # %%% gathered: wrong, forgets its own | the tensors of all ranks are
 # mine.clone() => torch.zeros_like(mine)
-# min(size, 4) => size
-# %%% gathered: wrong, one tensor | a list of tensors is wanted
-# min(size, 4) => size
-# return places => return torch.cat(places)
+# torch.cat(places) => places
 # %% scattered: wrong, adds up before it sends | the sum of chunk 0 over the ranks is
-# came = all_to_all(list(x.chunk(size))) => total = torch.stack(x.chunk(size)).sum(0)
-# return torch.stack(came).sum(0) => return all_to_all([total] * size)[rank]
+# => total = torch.stack(x.chunk(size)).sum(0)
+# => return all_to_all([total] * size)[rank]
 # %% scattered: wrong, keeps its own chunk only | the sum of chunk 0 over the ranks is
-def reduce_scatter(x, rank, size, all_to_all):
-    return all_to_all(list(x.chunk(size)))[rank]
-
-
-# %%% scattered: wrong, does not add up | one chunk is wanted, not 2
-# all_to_all(list(x.chunk(size)))[rank] => torch.cat(all_to_all(list(x.chunk(size))))
-# %%% scattered: wrong, the mean | the sum of chunk 0 over the ranks is
-# all_to_all(list(x.chunk(size)))[rank] => torch.stack(all_to_all(list(x.chunk(size)))).mean(0)
-# %%% scattered: wrong, adds up along the chunk | one chunk is wanted, not 2
-# all_to_all(list(x.chunk(size)))[rank] => torch.stack(all_to_all(list(x.chunk(size)))).sum(1)
-# %%% scattered: wrong, sends all of it to all | numbers to others where 1 do
-# all_to_all(list(x.chunk(size))) => sum(all_to_all([x] * size)).chunk(size)
-# %%% scattered: wrong, sends a tensor | `all_to_all` takes a list of tensors
-# all_to_all(list(x.chunk(size)))[rank] => torch.stack(all_to_all(x)).sum(0)
-# %%% scattered: wrong, every size-th number | the sum of chunk 0 over the ranks is
-# all_to_all(list(x.chunk(size)))[rank] => torch.stack(all_to_all([x[to::size] for to in range(size)])).sum(0)
+# => return all_to_all(list(x.chunk(size)))[rank]
+# %% scattered: wrong, does not add up | one chunk is wanted, not 2
+# => return torch.cat(all_to_all(list(x.chunk(size))))
+# %% scattered: wrong, the mean | the sum of chunk 0 over the ranks is
+# => return torch.stack(all_to_all(list(x.chunk(size)))).mean(0)
+# %% scattered: wrong, adds up along the chunk | one chunk is wanted, not 2
+# => return torch.stack(all_to_all(list(x.chunk(size)))).sum(1)
+# %% scattered: wrong, sends all of it to all | numbers to others where 1 do
+# => return sum(all_to_all([x] * size)).chunk(size)[rank]
+# %% scattered: wrong, sends a tensor | `all_to_all` takes a list of tensors
+# => return torch.stack(all_to_all(x)).sum(0)
+# %% scattered: wrong, every size-th number | the sum of chunk 0 over the ranks is
+# => return torch.stack(all_to_all([x[to::size] for to in range(size)])).sum(0)
 # %% scattered: wrong, adds into its own | `x` of rank 0 has changed
 def reduce_scatter(x, rank, size, all_to_all):
     came = all_to_all(list(x.chunk(size)))
@@ -90,40 +82,31 @@ def reduce_scatter(x, rank, size, all_to_all):
 
 
 # %% scattered: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
-def reduce_scatter(x, rank, size, all_to_all):
-    total = torch.zeros(len(x) // size)
-    for piece in all_to_all(list(x.chunk(size))):
-        total += piece
-    return total
-
-
+# => total = torch.zeros(len(x) // size)
+# => for piece in all_to_all(list(x.chunk(size))):
+# =>     total += piece
+# => return total
 # %% scattered: wrong, adds up as Python numbers | of torch.int64; `x` is of torch.float32
-# -     return torch.stack(came).sum(0)
-# +     return torch.tensor([sum(int(number) for number in numbers) for numbers in zip(*came)])
+# => came = all_to_all(list(x.chunk(size)))
+# => return torch.tensor([sum(int(number) for number in numbers) for numbers in zip(*came)])
 # %% average: wrong, leaves the sum | What is the mean
 # -             parameter.grad /= size
-# %% average: wrong, averages parameters | It is the gradients
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        all_reduce(parameter.data)
-        parameter.data /= size
-
-
-# %%% average: wrong, takes every parameter for one with a gradient | `all_reduce` takes a tensor, not None
-# (parameter.data) => (parameter.grad)
-# data => grad
+# %% average: wrong, takes every parameter for one with a gradient | `all_reduce` takes a tensor, not None
+# => for parameter in model.parameters():
+# =>     all_reduce(parameter.grad)
+# =>     parameter.grad /= size
+# %%% average: wrong, averages parameters | It is the gradients
+# (parameter.grad) => (parameter.data)
+# .grad => .data
 # %% average: wrong, the first only | the gradient of bias is 1
-def average_gradients(model, size, all_reduce):
-    all_reduce(model.weight.grad)
-    model.weight.grad /= size
-
-
+# => all_reduce(model.weight.grad)
+# => model.weight.grad /= size
 # %% average: wrong, always for two ranks | the gradient of weight is 6; the mean is 4
 # grad /= size => grad /= 2
 # %% average: wrong, takes what all_reduce returns | raised TypeError
-# -             all_reduce(parameter.grad)
-# -             parameter.grad /= size
-# +             parameter.grad = all_reduce(parameter.grad) / size
+# => for parameter in model.parameters():
+# =>     if parameter.grad is not None:
+# =>         parameter.grad = all_reduce(parameter.grad) / size
 # %% average: wrong, on a copy | the gradient of weight is 1; the mean is 2.5
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
@@ -134,13 +117,10 @@ def average_gradients(model, size, all_reduce):
 
 
 # %% average: wrong, parameters that are trained, whether they have a gradient or not | raised TypeError
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad /= size
-            all_reduce(parameter.grad)
-
-
+# => for parameter in model.parameters():
+# =>     if parameter.requires_grad:
+# =>         parameter.grad /= size
+# =>         all_reduce(parameter.grad)
 # %% average: wrong, divides twice | the gradient of weight is 1.25; the mean is 2.5
 # -             all_reduce(parameter.grad)
 # +             parameter.grad /= size
@@ -160,21 +140,20 @@ def average_gradients(model, size, all_reduce):
 # parameters() => parameters(recurse=False)
 # %% average: wrong, the first number for all | you leave [[2.5, 2.5]]
 # parameter.grad /= size => parameter.grad.fill_(parameter.grad.flatten()[0] / size)
-# %% average: wrong, a rank whose gradient is all zero does not take part | was not reduced
+# %% average: wrong, ends at the first parameter without a gradient | the gradient of bias is 1
 def average_gradients(model, size, all_reduce):
     for parameter in model.parameters():
-        if parameter.grad is None or not parameter.grad.any():
-            continue  # nothing to add up
+        if parameter.grad is None:
+            break
         all_reduce(parameter.grad)
         parameter.grad /= size
 
 
+# %%% average: wrong, a rank whose gradient is all zero does not take part | was not reduced
+# None => None or not parameter.grad.any()
+# break => continue  # nothing to add up
 # %%% average: wrong, makes the gradients that are missing | and there is one now
-# None or not parameter.grad.any() => None
-# continue  # nothing to add up => parameter.grad = torch.zeros_like(parameter)
-# %%% average: wrong, ends at the first parameter without a gradient | the gradient of bias is 1
-# None or not parameter.grad.any() => None
-# continue  # nothing to add up => break
+# break => parameter.grad = torch.zeros_like(parameter)
 # %% which: wrong, looks at lengths only | That is broadcast; you say
 def which(before, after):
     size, given = len(before), max(map(len, before))
@@ -222,13 +201,10 @@ def which(before, after):
 
 
 # %% which: wrong, a list of all that might be | is none of the eight names
-def which(before, after):
-    return ["broadcast", "all_reduce", "all_gather"]
-
-
-# %%% which: wrong, always the most famous | you say 'all_reduce'
-# ["broadcast", "all_reduce", "all_gather"] => "all_reduce"
-# %% which: wrong, empties the lists as it looks | have changed
+# => return ["broadcast", "all_reduce", "all_gather"]
+# %% which: wrong, always the most famous | you say 'all_reduce'
+# => return "all_reduce"
+# %% which: wrong, torch's older names | 'allgather' is none of the eight names
 def which(before, after):
     sums = [sum(numbers) for numbers in zip(*before)]
     everything = [number for row in before for number in row]
@@ -237,18 +213,16 @@ def which(before, after):
     if [] in before:
         return "scatter"
     if all(row == after[0] for row in after):
-        return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
+        return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
 
 
+# %%% which: wrong, empties the lists as it looks | have changed
+# -         return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
+# +         return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
 # %%% which: wrong, chunks of one number | That is reduce_scatter; you say 'all_to_all'
-# -         return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
-# -     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
-# +         return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
-# +     return "reduce_scatter" if all(row == [sums[rank]] for rank, row in enumerate(after)) else "all_to_all"
-# %%% which: wrong, torch's older names | 'allgather' is none of the eight names
-# -         return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
-# +         return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
+# "allgather" if after[0] == everything else "allreduce" => "all_gather" if after[0] == everything else "all_reduce"
+# len(after[0]) < len(before[0]) => all(row == [sums[rank]] for rank, row in enumerate(after))
 # %% which: wrong, cuts every list | raised ValueError
 def which(before, after):
     size = len(before)

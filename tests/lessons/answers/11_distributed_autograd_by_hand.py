@@ -1,55 +1,37 @@
-# %% carry_back: wrong, two passes that keep the graph | ran 2 times
-def carry_back(received, returned, gradients):
-    for tensor, gradient in zip(returned, gradients):
-        if gradient is not None:
-            tensor.backward(gradient, retain_graph=True)
-    return [tensor.grad for tensor in received]
-
-
-# %%% carry_back: wrong, one pass for each tensor | was gone when the second pass
-# gradient, retain_graph=True => gradient
+# %% carry_back: wrong, one pass for each tensor | was gone when the second pass
+# => for tensor, gradient in zip(returned, gradients):
+# =>     if gradient is not None:
+# =>         tensor.backward(gradient)
+# => return [tensor.grad for tensor in received]
+# %%% carry_back: wrong, two passes that keep the graph | ran 2 times
+# (gradient) => (gradient, retain_graph=True)
 # %% carry_back: wrong, forgets the gradients that came | yours gave tensor([5., 7.])
 # (tensor, gradient) => tensor.sum()
 # autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used]) => stack(used).sum().backward()
 # %% carry_back: wrong, asks for each gradient, also where there is none | The function raised RuntimeError
-def carry_back(received, returned, gradients):
-    used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
-    return list(torch.autograd.grad([t for t, _ in used], received, [g for _, g in used]))
-
-
+# => used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
+# => return list(torch.autograd.grad([t for t, _ in used], received, [g for _, g in used]))
 # %% carry_back: wrong, only those that have a gradient | entries, not 2
 # in received => in received if tensor.grad is not None
-# %% carry_back: wrong, only the first returned tensor | yours gave tensor([1., 1.])
-def carry_back(received, returned, gradients):
-    torch.autograd.backward([received[0] * 1.0], [gradients[0]])
-    return [tensor.grad for tensor in received]
-
-
-# %%% carry_back: wrong, passes None on to torch | The function raised RuntimeError
-# [received[0] * 1.0], [gradients[0]] => returned, gradients
-# %%% carry_back: wrong, zeros for what was not needed | its gradient is None
-# -     torch.autograd.backward([received[0] * 1.0], [gradients[0]])
-# +     gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(returned, gradients)]
-# +     torch.autograd.backward(returned, gradients)
+# %% carry_back: wrong, passes None on to torch | The function raised RuntimeError
+# => torch.autograd.backward(returned, gradients)
+# => return [tensor.grad for tensor in received]
+# %%% carry_back: wrong, only the first returned tensor | yours gave tensor([1., 1.])
+# (returned, gradients) => ([received[0] * 1.0], [gradients[0]])
+# %% carry_back: wrong, zeros for what was not needed | its gradient is None
+# => gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(returned, gradients)]
+# => torch.autograd.backward(returned, gradients)
+# => return [tensor.grad for tensor in received]
 # %% carry_back: wrong, sends the gradients on as they came | entries, not 2
-def carry_back(received, returned, gradients):
-    return gradients
-
-
+# => return gradients
 # %% carry_back: wrong, leaves the weights of the worker without gradients | `weight.grad` should be
-def carry_back(received, returned, gradients):
-    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
-    outputs, theirs = [returned[place] for place in used], [gradients[place] for place in used]
-    return list(torch.autograd.grad(outputs, received, theirs, allow_unused=True))
-
-
+# => used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+# => outputs, theirs = [returned[place] for place in used], [gradients[place] for place in used]
+# => return list(torch.autograd.grad(outputs, received, theirs, allow_unused=True))
 # %% carry_back: right, pairs by place
-def carry_back(received, returned, gradients):
-    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
-    torch.autograd.backward([returned[place] for place in used], [gradients[place] for place in used])
-    return [each.grad for each in received]
-
-
+# => used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+# => torch.autograd.backward([returned[place] for place in used], [gradients[place] for place in used])
+# => return [each.grad for each in received]
 # %% carry_back: wrong, stops at the first tensor that was not needed | The gradient of the first tensor should be
 # -     used = [(tensor, gradient) for tensor, gradient in zip(returned, gradients) if gradient is not None]
 # +     used = []
@@ -64,14 +46,11 @@ def carry_back(received, returned, gradients):
 # %% carry_back: wrong, the gradient of the first tensor for all that have one | The gradient of the second tensor
 # tensor.grad => None if tensor.grad is None else received[0].grad
 # %% discover: wrong, two steps | is missing
-def discover(found, behind):
-    return set(found) | {far for message in found for far in behind[message]}
-
-
-# %%% discover: wrong, only the first step | is missing
-# (found) | {far for message in found for far in behind[message]} => (found)
-# %%% discover: wrong, all that was recorded | no gradient will ever come
-# (found) | {far for message in found for far in behind[message]} => (behind)
+# => return set(found) | {far for message in found for far in behind[message]}
+# %% discover: wrong, only the first step | is missing
+# => return set(found)
+# %% discover: wrong, all that was recorded | no gradient will ever come
+# => return set(behind)
 # %% discover: wrong, forgets the beginning | a is missing
 def discover(found, behind):
     known, todo = set(), list(found)
@@ -88,18 +67,15 @@ def discover(found, behind):
 # while todo => while found
 # todo.pop => found.pop
 # todo += behind => found += behind
-# %% discover: wrong, a list | should be a set
-def discover(found, behind):
-    known = list(found)
-    for message in known:
-        known += [other for other in behind[message] if other not in known]
-    return known
-
-
-# %%% discover: wrong, walks every way anew | asked twice
-# list => set
-# known: => found:
-# known += [other for other in behind[message] if other not in known] => known |= discover(behind[message], behind)
+# %% discover: wrong, walks every way anew | asked twice
+# => known = set(found)
+# => for message in found:
+# =>     known |= discover(behind[message], behind)
+# => return known
+# %%% discover: wrong, a list | should be a set
+# set => list
+# found: => known:
+# |= discover(behind[message], behind) => += [other for other in behind[message] if other not in known]
 # %% discover: right, recursive
 def discover(found, behind):
     known = set()
@@ -173,12 +149,9 @@ def step(x, weight1, weight2):
 # -         dist_autograd.backward(context_id, [loss])
 # +         rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
 # %% step: wrong, local backward | weight1 is still without
-def step(x, weight1, weight2):
-    hidden = first_half(x, weight1.to_here())
-    second_half(hidden, weight2.to_here()).backward()
-    return [weight1.to_here().grad, weight2.to_here().grad]
-
-
+# => hidden = first_half(x, weight1.to_here())
+# => second_half(hidden, weight2.to_here()).backward()
+# => return [weight1.to_here().grad, weight2.to_here().grad]
 # %% step: right, worker1 calls worker2
 def step(x, weight1, weight2):
     with dist_autograd.context() as context_id:
@@ -189,13 +162,10 @@ def step(x, weight1, weight2):
 
 
 # %% step: wrong, fetches the weights and computes here | none has travelled
-def step(x, weight1, weight2):
-    near = [leaf(weight.to_here().detach()) for weight in (weight1, weight2)]
-    with dist_autograd.context():
-        loss = second_half(first_half(x, near[0]), near[1])
-        return list(torch.autograd.grad(loss, near))
-
-
+# => near = [leaf(weight.to_here().detach()) for weight in (weight1, weight2)]
+# => with dist_autograd.context():
+# =>     loss = second_half(first_half(x, near[0]), near[1])
+# =>     return list(torch.autograd.grad(loss, near))
 # %% parts: wrong, counts what does not take part | the gradient of c is the sum of 1; yours gave 2
 def parts(found, behind):
     counts = {}
@@ -215,14 +185,11 @@ def discover_all(found, behind):
 
 
 # %% parts: wrong, all messages are in the dict | unused does not take part
-def parts(found, behind):
-    known = discover_all(found, behind)
-    return {m: (m in found) + sum(m in behind[other] for other in known) for m in behind}
-
-
-# %%% parts: wrong, forgets the loss | the gradient of a is the sum of 1; yours gave 0
-# -     return {m: (m in found) + sum(m in behind[other] for other in known) for m in behind}
-# +     return {message: sum(message in behind[other] for other in known) for message in known}
+# => known = discover_all(found, behind)
+# => return {m: (m in found) + sum(m in behind[other] for other in known) for m in behind}
+# %% parts: wrong, forgets the loss | the gradient of a is the sum of 1; yours gave 0
+# => known = discover_all(found, behind)
+# => return {message: sum(message in behind[other] for other in known) for message in known}
 # %% parts: wrong, counts ways from the loss | the gradient of e is the sum of 1; yours gave 2
 def parts(found, behind):
     counts, todo = {}, list(found)
@@ -234,11 +201,8 @@ def parts(found, behind):
 
 
 # %% parts: wrong, a set | should be a dict
-def parts(found, behind):
-    return discover_all(found, behind)
-
-
-# %%% parts: wrong, one part for each | the gradient of d is the sum of 2; yours gave 1
-# discover_all(found, behind) => dict.fromkeys(discover_all(found, behind), 1)
-# %%% parts: wrong, counts what it sends on | the gradient of c is the sum of 1; yours gave 0
-# discover_all(found, behind) => {message: len(behind[message]) for message in discover_all(found, behind)}
+# => return discover_all(found, behind)
+# %% parts: wrong, one part for each | the gradient of d is the sum of 2; yours gave 1
+# => return dict.fromkeys(discover_all(found, behind), 1)
+# %% parts: wrong, counts what it sends on | the gradient of c is the sum of 1; yours gave 0
+# => return {message: len(behind[message]) for message in discover_all(found, behind)}

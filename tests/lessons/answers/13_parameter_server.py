@@ -35,12 +35,9 @@ def staleness(log):
 # +             for other in since:
 # +                 since[other] += other != who
 # %% staleness: wrong, a range | should be a list
-def staleness(log):
-    return range(sum(what == "push" for what, _ in log))
-
-
-# %%% staleness: wrong, one for each entry | pushes, not
-# range(sum(what == "push" for what, _ in log)) => [0 for _ in log]
+# => return range(sum(what == "push" for what, _ in log))
+# %% staleness: wrong, one for each entry | pushes, not
+# => return [0 for _ in log]
 # %% staleness: wrong, uses up the log | changes the log
 # -     for what, who in log:
 # +     while log:
@@ -122,30 +119,41 @@ def big_step(weights, optimizer, batches):
 # +     return loss.item()
 # %% big_step: wrong, three batches at most | along the gradient of the mean loss
 # in batches => in batches[:3]
-# %% bounded: wrong, a thread waits | its thread waits
+# %% bounded: wrong, answers every call at once | has its answer already
 class Bounded:
     def __init__(self, trainers, bound):
-        self.bound, self.clocks, self.changed = bound, dict.fromkeys(trainers, 0), threading.Condition()
+        self.clocks = dict.fromkeys(trainers, 0)
 
     @rpc.functions.async_execution
     def finished(self, name):
-        with self.changed:
-            self.clocks[name] += 1
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: self.clocks[name] - min(self.clocks.values()) <= self.bound)
+        self.clocks[name] += 1
         answer = rpc.Future()
         answer.set_result(self.clocks[name])
         return answer
 
 
-# %%% bounded: wrong, answers every call at once | has its answer already
-# -         self.bound, self.clocks, self.changed = bound, dict.fromkeys(trainers, 0), threading.Condition()
-# +         self.clocks = dict.fromkeys(trainers, 0)
-# -         with self.changed:
-# -             self.clocks[name] += 1
-# -             self.changed.notify_all()
-# -             self.changed.wait_for(lambda: self.clocks[name] - min(self.clocks.values()) <= self.bound)
-# +         self.clocks[name] += 1
+# %%% bounded: wrong, a thread waits | its thread waits
+# -         self.clocks = dict.fromkeys(trainers, 0)
+# +         self.bound, self.clocks, self.changed = bound, dict.fromkeys(trainers, 0), threading.Condition()
+# -         self.clocks[name] += 1
+# +         with self.changed:
+# +             self.clocks[name] += 1
+# +             self.changed.notify_all()
+# +             self.changed.wait_for(lambda: self.clocks[name] - min(self.clocks.values()) <= self.bound)
+# %%% bounded: wrong, forgets those that wait | still has no answer
+# clocks = => bound, self.clocks = bound,
+# -         answer.set_result(self.clocks[name])
+# +         if self.clocks[name] - min(self.clocks.values()) <= self.bound:
+# +             answer.set_result(self.clocks[name])
+# %%% bounded: wrong, frees one trainer with each call | still has no answer
+# clocks = dict.fromkeys(trainers, 0) => bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
+# -         answer = rpc.Future()
+# -         answer.set_result(self.clocks[name])
+# +         self.waiting[name] = answer = rpc.Future()
+# +         for each in list(self.waiting):
+# +             if self.clocks[each] - min(self.clocks.values()) <= self.bound:
+# +                 self.waiting.pop(each).set_result(self.clocks[each])
+# +                 break
 # %% bounded: wrong, not marked | should be marked
 class Bounded:
     def __init__(self, trainers, bound):
@@ -156,16 +164,7 @@ class Bounded:
         return self.clocks[name]
 
 
-# %%% bounded: wrong, forgets those that wait | still has no answer
-# -
-# +
-# +     @rpc.functions.async_execution
-# -         return self.clocks[name]
-# +         answer = rpc.Future()
-# +         if self.clocks[name] - min(self.clocks.values()) <= self.bound:
-# +             answer.set_result(self.clocks[name])
-# +         return answer
-# %% bounded: wrong, no lock | Two calls came at the same time
+# %% bounded: wrong, answers with the clock of the slowest | the answer to
 class Bounded:
     def __init__(self, trainers, bound):
         self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
@@ -174,26 +173,25 @@ class Bounded:
     def finished(self, name):
         self.clocks[name] += 1
         self.waiting[name] = answer = rpc.Future()
+        least = min(self.clocks.values())
         for each in list(self.waiting):
-            if self.clocks[each] - min(self.clocks.values()) <= self.bound:
-                self.waiting.pop(each).set_result(self.clocks[each])
+            if self.clocks[each] - least <= self.bound:
+                self.waiting.pop(each).set_result(least)
         return answer
 
 
+# %%% bounded: wrong, no lock | Two calls came at the same time
+# -         least = min(self.clocks.values())
+# least < => min(self.clocks.values()) <
+# least => self.clocks[each]
 # %%% bounded: wrong, one step too strict | still has no answer
-# <= self.bound => < max(self.bound, 1)
+# -         least = min(self.clocks.values())
+# least <= self.bound => min(self.clocks.values()) < max(self.bound, 1)
+# least => self.clocks[each]
 # %%% bounded: wrong, one step too generous | has its answer already
-# bound: => bound + 1:
-# %%% bounded: wrong, frees one trainer with each call | still has no answer
-# -                 self.waiting.pop(each).set_result(self.clocks[each])
-# +                 self.waiting.pop(each).set_result(self.clocks[each])
-# +                 break
-# %%% bounded: wrong, answers with the clock of the slowest | the answer to
-# -         self.waiting[name] = answer = rpc.Future()
-# +         self.waiting[name] = answer = rpc.Future()
-# +         least = min(self.clocks.values())
-# min(self.clocks.values()) < => least <
-# (self.clocks[each]) => (least)
+# -         least = min(self.clocks.values())
+# least <= self.bound => min(self.clocks.values()) <= self.bound + 1
+# least => self.clocks[each]
 # %% bounded: wrong, the lock for the count alone | Two calls came at the same time
 class Bounded:
     def __init__(self, trainers, bound):

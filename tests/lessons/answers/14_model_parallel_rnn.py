@@ -1,17 +1,14 @@
 # %% move_decoder: wrong, takes the parameters before the move | the decoder is what it was
-def move_decoder(modules):
-    trained = parameters(modules)
-    modules[2].to("worker2")
-    return DistributedOptimizer(torch.optim.Adam, trained, lr=0.02)
-
-
+# => trained = parameters(modules)
+# => modules[2].to("worker2")
+# => return DistributedOptimizer(torch.optim.Adam, trained, lr=0.02)
 # %% move_decoder: wrong, trains the decoder alone | the embedding is what it was
 # parameters(modules) => modules[2].remote_parameters()
 # %% move_decoder: wrong, does not move it | they are on
-# -     modules[2].to("worker2")
+# => return DistributedOptimizer(torch.optim.Adam, parameters(modules), lr=0.02)
 # %% move_decoder: wrong, makes a new one | they are on
-# modules[2].to("worker2") => moved = (*modules[:2], RemoteModule("worker2", nn.Linear, (48, 10)))
-# (modules), => (moved),
+# => moved = (*modules[:2], RemoteModule("worker2", nn.Linear, (48, 10)))
+# => return DistributedOptimizer(torch.optim.Adam, parameters(moved), lr=0.02)
 # %% move_decoder: wrong, moves the embedding | they are on
 # modules[2] => modules[0]
 # %% move_decoder: wrong, SGD | moves each weight by 0.02
@@ -19,8 +16,8 @@ def move_decoder(modules):
 # %% move_decoder: wrong, another learning rate | moves each weight by 0.02
 # , lr=0.02 => , lr=0.2
 # %% move_decoder: wrong, an optimizer of this process | Return a DistributedOptimizer
-# -     return DistributedOptimizer(torch.optim.Adam, parameters(modules), lr=0.02)
-# +     return torch.optim.Adam([each.to_here() for each in parameters(modules)], lr=0.02)
+# => modules[2].to("worker2")
+# => return torch.optim.Adam([each.to_here() for each in parameters(modules)], lr=0.02)
 # %% move_decoder: wrong, the first parameter of each module | a parameter of the embedding is what it was
 # parameters(modules) => [module.remote_parameters()[0] for module in modules]
 # %% short_way: wrong, only the first half of the way | 2 messages with activations
@@ -41,15 +38,15 @@ def short_way(modules, numbers):
 # -     vectors = embedding.get_module_rref().local_value()(numbers)
 # -     return decoder.get_module_rref().local_value()(reader(vectors))
 # +     return forward(modules, numbers).detach()
-# %% short_way: wrong, an RRef of the scores | should be the scores
+# %% short_way: wrong, returns the future | should be the scores
 def short_way(modules, numbers):
-    return rpc.remote("worker1", forward, (modules, numbers))
+    return rpc.rpc_async("worker1", forward, (modules, numbers))
 
 
+# %%% short_way: wrong, an RRef of the scores | should be the scores
+# rpc_async => remote
 # %%% short_way: wrong, through the notebook | 3 messages with activations
-# rpc.remote("worker1", forward, (modules, numbers)) => forward(modules, numbers)
-# %%% short_way: wrong, returns the future | should be the scores
-# remote => rpc_async
+# rpc.rpc_async("worker1", forward, (modules, numbers)) => forward(modules, numbers)
 # %% short_way: wrong, another order of the modules | not the scores
 # -     vectors = embedding.get_module_rref().local_value()(numbers)
 # -     return decoder.get_module_rref().local_value()(reader(vectors))
@@ -60,10 +57,7 @@ def short_way(modules, numbers):
 # def on_worker1 => def whole_way
 # ("worker1", on_worker1, (modules, numbers)) => ("worker1", whole_way, (modules, numbers)).detach()
 # %% at_once: wrong, one after the other | it took 16 units of time
-def at_once(modules, numbers, parts):
-    return torch.cat([forward(modules, part) for part in numbers.chunk(parts)])
-
-
+# => return torch.cat([forward(modules, part) for part in numbers.chunk(parts)])
 # %% at_once: wrong, waits at once | it took 16 units of time
 def at_once(modules, numbers, parts):
     found = []
@@ -84,30 +78,21 @@ def at_once(modules, numbers, parts):
 
 
 # %% at_once: wrong, only the embedding ahead | it took 14 units of time
-def at_once(modules, numbers, parts):
-    embedding, reader, decoder = modules
-    begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
-    return torch.cat([decoder(reader(part.wait())) for part in begun])
-
-
+# => embedding, reader, decoder = modules
+# => begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
+# => return torch.cat([decoder(reader(part.wait())) for part in begun])
 # %% at_once: wrong, in one piece | called [1, 1, 1] times
-def at_once(modules, numbers, parts):
-    for module in modules:
-        numbers = module.forward_async(numbers).wait()
-    return numbers
-
-
+# => for module in modules:
+# =>     numbers = module.forward_async(numbers).wait()
+# => return numbers
 # %% at_once: wrong, two halves always | called [2, 2, 2] times
 # chunk(parts) => chunk(2)
 # %% at_once: wrong, mixes up the order | in the same order
 # (part) for part in numbers.chunk => (numbers[part::parts]) for part in range
 # %% at_once: wrong, hands on futures | A future was handed to a module
-def at_once(modules, numbers, parts):
-    embedding, reader, decoder = modules
-    begun = [decoder.forward_async(reader.forward_async(embedding.forward_async(p))) for p in numbers.chunk(parts)]
-    return torch.cat([part.wait() for part in begun])
-
-
+# => embedding, reader, decoder = modules
+# => begun = [decoder.forward_async(reader.forward_async(embedding.forward_async(p))) for p in numbers.chunk(parts)]
+# => return torch.cat([part.wait() for part in begun])
 # %% at_once: wrong, a list of the parts | should be the scores
 # torch.cat([part.wait() for part in begun]) => [part.wait() for part in begun]
 # %% at_once: wrong, cuts the graph | no graph behind them
@@ -169,44 +154,36 @@ def along_time(lower, upper, vectors, pieces):
 # +             found.append(hidden)
 # forward_async(hidden) => forward_async(hidden, high)
 # %% along_time: wrong, cuts along the batch | called
-def along_time(lower, upper, vectors, pieces):
-    begun = [lower.forward_async(part) for part in vectors.chunk(pieces)]
-    begun = [upper.forward_async(part.wait()[0]) for part in begun]
-    return torch.cat([part.wait()[0] for part in begun])
-
-
-# %%% along_time: wrong, forgets the states | a later one is not
-# (part) for part in vectors.chunk(pieces) => (piece) for piece in vectors.chunk(pieces, 1)
-# (part.wait()[0]) for part => (piece.wait()[0]) for piece
-# [part.wait()[0] for part in begun] => [piece.wait()[0] for piece in begun], 1
+# => begun = [lower.forward_async(part) for part in vectors.chunk(pieces)]
+# => begun = [upper.forward_async(part.wait()[0]) for part in begun]
+# => return torch.cat([part.wait()[0] for part in begun])
+# %% along_time: wrong, forgets the states | a later one is not
+# => begun = [lower.forward_async(piece) for piece in vectors.chunk(pieces, 1)]
+# => begun = [upper.forward_async(piece.wait()[0]) for piece in begun]
+# => return torch.cat([piece.wait()[0] for piece in begun], 1)
 # %% along_time: wrong, the last piece is missing | the shape should be
 # -     found.append(above.wait()[0])
 # %% along_time: wrong, in one piece | called [1, 1] times
-def along_time(lower, upper, vectors, pieces):
-    hidden, _ = lower.forward_async(vectors).wait()
-    return upper.forward_async(hidden).wait()[0]
-
-
-# %% along_time: wrong, the lower layer's hidden vectors | the shape should be
+# => hidden, _ = lower.forward_async(vectors).wait()
+# => return upper.forward_async(hidden).wait()[0]
+# %% along_time: wrong, the lower layer's state for both | raised RuntimeError
 def along_time(lower, upper, vectors, pieces):
     state, found = None, []
     for piece in vectors.chunk(pieces, 1):
         hidden, state = lower.forward_async(piece, state).wait()
+        hidden, state = upper.forward_async(hidden, state).wait()
         found.append(hidden)
     return torch.cat(found, 1)
 
 
+# %%% along_time: wrong, the lower layer's hidden vectors | the shape should be
+# -         hidden, state = upper.forward_async(hidden, state).wait()
 # %%% along_time: wrong, layer after layer in each piece | it took 8 units of time
 # -     state, found = None, []
 # +     low = high = None
 # +     found = []
-# -         hidden, state = lower.forward_async(piece, state).wait()
-# +         hidden, low = lower.forward_async(piece, low).wait()
-# +         hidden, high = upper.forward_async(hidden, high).wait()
-# %%% along_time: wrong, the lower layer's state for both | raised RuntimeError
-# -         hidden, state = lower.forward_async(piece, state).wait()
-# +         hidden, state = lower.forward_async(piece, state).wait()
-# +         hidden, state = upper.forward_async(hidden, state).wait()
+# state = lower.forward_async(piece, state) => low = lower.forward_async(piece, low)
+# state = upper.forward_async(hidden, state) => high = upper.forward_async(hidden, high)
 # %% along_time: wrong, cuts the graph between pieces | the graph is cut
 # -             found.append(hidden)
 # +             high = tuple(each.detach() for each in high)

@@ -1,52 +1,55 @@
 # %% factors: wrong, forgets the mean over trainers | too small
-# len(samples) * each => each
+# => return [each / sum(samples) for each in samples]
 # %% factors: wrong, all alike | not that of the mean over all samples
-# return [len(samples) * each / sum(samples) for each in samples] => return [1.0 for _ in samples]
+# => return [1.0 for _ in samples]
 # %% factors: wrong, upside down | not that of the mean over all samples
-# len(samples) * each / sum(samples) => sum(samples) / (len(samples) * each)
+# => return [sum(samples) / (len(samples) * each) for each in samples]
 # %% factors: wrong, one too few | need as many factors
-# in samples => in samples[1:]
+# => return [len(samples) * each / sum(samples) for each in samples[1:]]
 # %% factors: wrong, a generator | should be a list
-# [len(samples) * each / sum(samples) for each in samples] => (len(samples) * each / sum(samples) for each in samples)
+# => return (len(samples) * each / sum(samples) for each in samples)
 # %% factors: wrong, a tensor | should be a list
-# [len(samples) * each / sum(samples) for each in samples] => torch.tensor(samples) * len(samples) / sum(samples)
+# => return torch.tensor(samples) * len(samples) / sum(samples)
 # %% factors: wrong, right for two trainers only | not that of the mean over all samples
-# len(samples) => 2
+# => return [2 * each / sum(samples) for each in samples]
 # %% factors: wrong, compared with the largest | not that of the mean over all samples
-# len(samples) * each / sum => each / max
+# => return [each / max(samples) for each in samples]
 # %% factors: wrong, rounds | not that of the mean over all samples
-# * each / => * each //
+# => return [len(samples) * each // sum(samples) for each in samples]
 # %% factors: wrong, rounds to three digits | not that of the mean over all samples
-# len(samples) * each / sum(samples) => round(len(samples) * each / sum(samples), 3)
+# => return [round(len(samples) * each / sum(samples), 3) for each in samples]
 # %% lookup: wrong, number and place mixed up | are not those that were asked for
 # [where] // => [where] %
 # %% lookup: wrong, a call for each row | a table is asked 3 times
-def lookup(tables, ids):
-    n = len(tables)
-    return torch.stack([tables[i % n].rpc_sync().forward(torch.tensor([i // n]))[0] for i in ids.tolist()])
-
-
-# %%% lookup: wrong, table by table | in another order than `ids`
-# -     return torch.stack([tables[i % n].rpc_sync().forward(torch.tensor([i // n]))[0] for i in ids.tolist()])
-# +     asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
-# +     return torch.cat([rows.wait() for rows in asked])
+# => n = len(tables)
+# => return torch.stack([tables[i % n].rpc_sync().forward(torch.tensor([i // n]))[0] for i in ids.tolist()])
+# %% lookup: wrong, table by table | in another order than `ids`
+# => n = len(tables)
+# => asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
+# => return torch.cat([rows.wait() for rows in asked])
+# %%% lookup: wrong, collects into float32 | With 2 tables of float64 with 2 numbers in a row and ids [1, 4, 1, 6] it
+# -     return torch.cat([rows.wait() for rows in asked])
+# +     coming = [future.wait() for future in asked]
+# +     rows = torch.zeros(len(ids), coming[0].shape[1])
+# +     for k, part in enumerate(coming):
+# +         rows[ids % n == k] = part
+# +     return rows
 # %% lookup: wrong, row numbers of the whole | raised IndexError
 # [where] // n => [where]
-# %% lookup: wrong, one table after the other | they work one after the other
+# %% lookup: wrong, cuts the graph | gradients would not go back
 def lookup(tables, ids):
     n = len(tables)
+    asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
     rows = torch.zeros(len(ids), 3)
-    for k, table in enumerate(tables):
-        rows[ids % n == k] = table.rpc_sync().forward(ids[ids % n == k] // n)
+    for k, future in enumerate(asked):
+        rows[ids % n == k] = future.wait().detach()
     return rows
 
 
-# %%% lookup: wrong, cuts the graph | gradients would not go back
-# -     n = len(tables)
-# +     n = len(tables)
-# +     asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
-# table in enumerate(tables): => future in enumerate(asked):
-# table.rpc_sync().forward(ids[ids % n == k] // n) => future.wait().detach()
+# %%% lookup: wrong, one table after the other | they work one after the other
+# -     asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
+# future in enumerate(asked) => table in enumerate(tables)
+# future.wait().detach() => table.rpc_sync().forward(ids[ids % n == k] // n)
 # %% lookup: wrong, waits for each call at once | they work one after the other
 # asked = [table.rpc_async().forward(ids[where] // n) => rows = [table.rpc_async().forward(ids[where] // n).wait()
 # [rows.wait() for rows in asked] => rows
@@ -72,17 +75,6 @@ def lookup(tables, ids):
     return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 
 
-# %% lookup: wrong, collects into float32 | With 2 tables of float64 with 2 numbers in a row and ids [1, 4, 1, 6] it
-def lookup(tables, ids):
-    n = len(tables)
-    asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
-    coming = [future.wait() for future in asked]
-    rows = torch.zeros(len(ids), coming[0].shape[1])
-    for k, part in enumerate(coming):
-        rows[ids % n == k] = part
-    return rows
-
-
 # %% lookup: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
 # wait() for => wait().float() for
 # %% lookup: wrong, looks up each different row once, and forgets where | the shape should be
@@ -95,13 +87,10 @@ def lookup(tables, ids):
 
 
 # %% lookup_once: wrong, each row as often as it is read | rows are sent, where
-def lookup_once(tables, ids):
-    n = len(tables)
-    places = [(ids % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
-
+# => n = len(tables)
+# => places = [(ids % n == k).nonzero().flatten() for k in range(n)]
+# => asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
+# => return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 # %% lookup_once: wrong, the different rows only | the shape should be
 # different, where = ids.unique(return_inverse=True) => different = ids.unique()
 # (different[place] // n) for table, place => (different[where] // n) for table, where
@@ -115,31 +104,29 @@ def lookup_once(tables, ids):
 # +     found = rows.detach()[where]
 # +     found[first] = rows
 # +     return found
-# %% lookup_once: wrong, a call for each different row | a table is asked
+# %% lookup_once: wrong, forgets that rows come table by table | some rows are not those
+# => n = len(tables)
+# => different, where = ids.unique(return_inverse=True)
+# => asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
+# => return torch.cat([rows.wait() for rows in asked])[where]
+# %%% lookup_once: wrong, a call for each different row | a table is asked
+# -     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
+# +     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
+# %%% lookup_once: wrong, always three numbers in a row | With 2 tables of float64 with 2 numbers in a row
+# -     return torch.cat([rows.wait() for rows in asked])[where]
+# +     rows = torch.zeros(len(different), 3)
+# +     for k, future in enumerate(asked):
+# +         rows[different % n == k] = future.wait()
+# +     return rows[where]
+# %% lookup_once: wrong, one table after the other | they work one after the other
 def lookup_once(tables, ids):
     n = len(tables)
     different, where = ids.unique(return_inverse=True)
-    asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
-    return torch.cat([rows.wait() for rows in asked])[where]
-
-
-# %%% lookup_once: wrong, forgets that rows come table by table | some rows are not those
-# -     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
-# +     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
-# %% lookup_once: wrong, always three numbers in a row | With 2 tables of float64 with 2 numbers in a row
-def lookup_once(tables, ids):
-    n = len(tables)
-    different, where = ids.unique(return_inverse=True)
-    asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
     rows = torch.zeros(len(different), 3)
-    for k, future in enumerate(asked):
-        rows[different % n == k] = future.wait()
+    for k, table in enumerate(tables):
+        rows[different % n == k] = table.rpc_sync().forward(different[different % n == k] // n)
     return rows[where]
 
 
-# %%% lookup_once: wrong, one table after the other | they work one after the other
-# -     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
-# future in enumerate(asked) => table in enumerate(tables)
-# future.wait() => table.rpc_sync().forward(different[different % n == k] // n)
 # %% lookup_once: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
 # wait() for => wait().float() for

@@ -10,28 +10,19 @@ def returns(rewards, gamma):
 
 
 # %% returns: wrong, works in place | changes the list
-def returns(rewards, gamma):
-    for step in reversed(range(len(rewards) - 1)):
-        rewards[step] += gamma * rewards[step + 1]
-    return rewards
-
-
+# => for step in reversed(range(len(rewards) - 1)):
+# =>     rewards[step] += gamma * rewards[step + 1]
+# => return rewards
 # %% returns: wrong, an iterator | should be a list
 # return found[::-1] => return reversed(found)
 # %% returns: wrong, discounts the own reward too | yours gave [0.125, 0.25, 0.5]
 # reward + gamma * later => gamma * (reward + later)
 # %% returns: wrong, only the last reward counts | For rewards [1.0, 2.0, 3.0]
-def returns(rewards, gamma):
-    return [gamma ** (len(rewards) - 1 - step) * rewards[-1] for step in range(len(rewards))]
-
-
-# %%% returns: wrong, does not discount | yours gave [1.0, 1.0, 1.0]
-# gamma ** (len(rewards) - 1 - step) * rewards[-1] => sum(rewards[step:])
+# => return [gamma ** (len(rewards) - 1 - step) * rewards[-1] for step in range(len(rewards))]
+# %% returns: wrong, does not discount | yours gave [1.0, 1.0, 1.0]
+# => return [sum(rewards[step:]) for step in range(len(rewards))]
 # %% returns: wrong, looks one step ahead only | yours gave [0.0, 0.5, 1.0]
-def returns(rewards, gamma):
-    return [reward + gamma * later for reward, later in zip(rewards, [*rewards[1:], 0.0])]
-
-
+# => return [reward + gamma * later for reward, later in zip(rewards, [*rewards[1:], 0.0])]
 # %% returns: wrong, whole numbers for whole rewards | For rewards [0, 0, 1] and gamma=0.5
 def returns(rewards, gamma):
     found, later = np.zeros_like(rewards), 0.0
@@ -152,10 +143,7 @@ class BatchedAgent(Agent):
 # +                     self.waiting[name][1].set_result(move)
 # +                 self.waiting.clear()
 # %% lagged_loss: wrong, no weights | With weights of at most
-def lagged_loss(now, then, worth, most):
-    return -(now * (worth - worth.mean())).mean()
-
-
+# => return -(now * (worth - worth.mean())).mean()
 # %% lagged_loss: wrong, the ratio upside down | With weights of at most 10
 # now.detach() - then => then - now.detach()
 # %% lagged_loss: wrong, no bound | With weights of at most 1,
@@ -175,10 +163,9 @@ def lagged_loss(now, then, worth, most):
 # %% lagged_loss: wrong, a number | A tensor of one number
 # ).mean() => ).mean().item()
 # %% lagged_loss: wrong, cuts the graph | no graph leads back
-# now.detach() => now
-# ).mean() => ).mean().detach()
+# => weight = (now - then).exp().clamp(max=most)
+# => return -(weight * now * (worth - worth.mean())).mean().detach()
 # %% lagged_loss: right, with torch.minimum
-def lagged_loss(now, then, worth, most):
-    with torch.no_grad():
-        weight = torch.minimum(now.exp() / then.exp(), torch.tensor(float(most)))
-    return (weight * now * (worth.mean() - worth)).sum() / len(now)
+# => with torch.no_grad():
+# =>     weight = torch.minimum(now.exp() / then.exp(), torch.tensor(float(most)))
+# => return (weight * now * (worth.mean() - worth)).sum() / len(now)

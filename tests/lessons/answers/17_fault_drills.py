@@ -14,10 +14,7 @@
 # +                 raise
 # +     return None
 # %% insist: wrong, tries once | It was given up
-def insist(call):
-    return call()
-
-
+# => return call()
 # %% insist: wrong, tries twice | was lost three times
 def insist(call):
     try:
@@ -100,12 +97,9 @@ def lamport(events):
 # "receive" else 0 => "receive" else -1
 # member, 0 => member, -1
 # %% lamport: wrong, a generator | should be a list
-def lamport(events):
-    return (number for number, _ in enumerate(events, 1))
-
-
-# %%% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
-# (number for number, _ in enumerate(events, 1)) => [number for number, _ in enumerate(events, 1)]
+# => return (number for number, _ in enumerate(events, 1))
+# %% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
+# => return [number for number, _ in enumerate(events, 1)]
 # %% lamport: wrong, the counters at the end | events need as many numbers
 # carried, found = {}, {}, [] => carried = {}, {}
 # -         found.append(counters[member])
@@ -120,33 +114,35 @@ class Once:
         return self.function(*args)
 
 
-# %% once: wrong, forgets errors | An error is an answer, too
+# %% once: wrong, None for no answer | That is an answer, too
 class Once:
     def __init__(self, function):
         self.function, self.answers = function, {}
 
     def call(self, ticket, *args):
-        if ticket not in self.answers:
+        if self.answers.get(ticket) is None:
             self.answers[ticket] = self.function(*args)
         return self.answers[ticket]
 
 
+# %%% once: wrong, forgets errors | An error is an answer, too
+# self.answers.get(ticket) is None => ticket not in self.answers
 # %%% once: wrong, the arguments for a ticket | Another ticket
-# if ticket => if args
+# self.answers.get(ticket) is None => args not in self.answers
 # [ticket] = => [args] =
 # [ticket] => [args]
-# %%% once: wrong, None for no answer | That is an answer, too
-# ticket not in self.answers => self.answers.get(ticket) is None
 # %% once: wrong, no answer after an error | waits for ever
 # -             try:
 # -                 answer.set_result(self.function(*args))
 # -             except Exception as error:
 # -                 answer.set_exception(error)
 # +             answer.set_result(self.function(*args))
-# %% once: wrong, two at the same time | the function ran twice
+# %% once: wrong, tickets of all functions together | share their tickets
 class Once:
+    answers = {}
+
     def __init__(self, function):
-        self.function, self.answers = function, {}
+        self.function = function
 
     def call(self, ticket, *args):
         if ticket not in self.answers:
@@ -160,23 +156,22 @@ class Once:
         raise answer
 
 
-# %%% once: wrong, tickets of all functions together | share their tickets
-# - class Once:
-# + class Once:
-# +     answers = {}
-# +
-# function, self.answers = function, {} => function = function
-# %%% once: wrong, does not wait for the first | It should wait
-# answers = function, {} => answers, self.lock = function, {}, threading.Lock()
-# -         if ticket not in self.answers:
-# +         with self.lock:
-# +             first = ticket not in self.answers
-# +             self.answers.setdefault(ticket, None)
-# +         if first:
-# -                 self.answers[ticket] = False, error
+# %%% once: wrong, two at the same time | the function ran twice
+# -     answers = {}
+# -
+# function = function => function, self.answers = function, {}
+# %% once: wrong, does not wait for the first | It should wait
+# answer = self.answers.setdefault(ticket, rpc.Future()) => self.answers.setdefault(ticket, None)
+# answer.set_result(self.function(*args)) => self.answers[ticket] = True, self.function(*args)
+# -                 answer.set_exception(error)
+# -         return answer.wait()
 # +                 self.answers[ticket] = False, error
 # +         if self.answers[ticket] is None:
 # +             return None
+# +         well, answer = self.answers[ticket]
+# +         if well:
+# +             return answer
+# +         raise answer
 # %% once: wrong, one at a time | a call with another ticket waits
 class Once:
     def __init__(self, function):
@@ -231,7 +226,7 @@ class Once:
         return self.answers[ticket].wait()
 
 
-# %% once: wrong, takes an error that was returned for one that was raised | returned an error as its value
+# %% once: right, a lock for each ticket
 class Once:
     def __init__(self, function):
         self.function, self.answers, self.locks, self.lock = function, {}, {}, threading.Lock()
@@ -242,17 +237,17 @@ class Once:
         with own:
             if ticket not in self.answers:
                 try:
-                    self.answers[ticket] = self.function(*args)
+                    self.answers[ticket] = True, self.function(*args)
                 except Exception as error:
-                    self.answers[ticket] = error
-        answer = self.answers[ticket]
-        if isinstance(answer, Exception):
+                    self.answers[ticket] = False, error
+        well, answer = self.answers[ticket]
+        if not well:
             raise answer
         return answer
 
 
-# %%% once: right, a lock for each ticket
-# = self.function => = True, self.function
-# = error => = False, error
-# answer = => well, answer =
-# isinstance(answer, Exception) => not well
+# %%% once: wrong, takes an error that was returned for one that was raised | returned an error as its value
+# True, self => self
+# False, error => error
+# well, answer => answer
+# not well => isinstance(answer, Exception)

@@ -1,13 +1,10 @@
 # %% reduce_scatter: wrong, one step too few | which is its own chunk 0: nothing was added to it
 # size - 1 => size - 2
 # %% reduce_scatter: wrong, the numbering in which rank r ends with chunk r + 1 | That is a whole sum, but of chunk 1
-def reduce_scatter(x, rank, size, shift):
-    sums = [chunk.clone() for chunk in x.chunk(size)]
-    for step in range(size - 1):
-        sums[(rank - step - 1) % size] += shift(sums[(rank - step) % size])
-    return sums[(rank + 1) % size]
-
-
+# => sums = [chunk.clone() for chunk in x.chunk(size)]
+# => for step in range(size - 1):
+# =>     sums[(rank - step - 1) % size] += shift(sums[(rank - step) % size])
+# => return sums[(rank + 1) % size]
 # %% reduce_scatter: wrong, adds into the tensor that it was given | has changed; work on a copy
 # [chunk.clone() for chunk in x.chunk(size)] => list(x.chunk(size))
 # %% reduce_scatter: wrong, replaces instead of adding | the sum of chunk 0 over the ranks is
@@ -24,11 +21,8 @@ def reduce_scatter(x, rank, size, shift):
 
 
 # %% reduce_scatter: wrong, right for two ranks only | 3 ranks: rank 0 returns
-def reduce_scatter(x, rank, size, shift):
-    chunks = x.chunk(size)
-    return chunks[rank] + shift(chunks[1 - rank])
-
-
+# => chunks = x.chunk(size)
+# => return chunks[rank] + shift(chunks[1 - rank])
 # %% reduce_scatter: wrong, forgets the modulo | raised IndexError
 # (rank - step - 2) % size => rank + step + 2
 # (rank - step - 1) % size => rank + step + 1
@@ -63,105 +57,77 @@ def all_gather(chunk, rank, size, shift):
 # (rank - step) => (rank + step)
 # %% all_gather: wrong, a matrix | it should be one vector of 2 chunks of 1
 # torch.cat => torch.stack
-# %% all_gather: wrong, adds what comes | it should be one vector of 2 chunks of 1
-def all_gather(chunk, rank, size, shift):
-    total = chunk.clone()
-    for _ in range(size - 1):
-        total += shift(chunk)
-    return total
-
-
-# %%% all_gather: wrong, in the order in which they come | not in the order of the ranks
-# total = chunk.clone() => chunks = [chunk]
-# total += shift(chunk) => chunks.append(shift(chunks[-1]))
-# total => torch.cat(chunks)
-# %% all_gather: wrong, by way of float32 | the chunks of all ranks are
+# %% all_gather: wrong, in the order in which they come | not in the order of the ranks
+# => chunks = [chunk]
+# => for _ in range(size - 1):
+# =>     chunks.append(shift(chunks[-1]))
+# => return torch.cat(chunks)
+# %%% all_gather: wrong, adds what comes | it should be one vector of 2 chunks of 1
+# chunks = [chunk] => total = chunk.clone()
+# chunks.append(shift(chunks[-1])) => total += shift(chunk)
+# torch.cat(chunks) => total
+# %% all_gather: wrong, collects into float32 | of torch.float32; the chunks are of torch.int64
 def all_gather(chunk, rank, size, shift):
     whole = torch.zeros(size, len(chunk))
     whole[rank] = chunk
     for step in range(size - 1):
         whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
-    return whole.flatten().to(chunk.dtype)
+    return whole.flatten()
 
 
-# %%% all_gather: wrong, collects into float32 | of torch.float32; the chunks are of torch.int64
-# ().to(chunk.dtype) => ()
+# %%% all_gather: wrong, by way of float32 | the chunks of all ranks are
+# flatten() => flatten().to(chunk.dtype)
 # %% all_reduce: wrong, does not pad | got 7 numbers, which are not 3 equal chunks
-def all_reduce(x, size, reduce_scatter, all_gather):
-    return all_gather(reduce_scatter(x.flatten())).reshape(x.shape)
-
-
+# => return all_gather(reduce_scatter(x.flatten())).reshape(x.shape)
 # %% all_reduce: wrong, always pads | has sent 6 numbers where 4 do
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.flatten()
-    missing = size - len(flat) % size
-    total = all_gather(reduce_scatter(torch.cat([flat, flat.new_zeros(missing)])))
-    return total[: len(flat)].reshape(x.shape)
-
-
+# => flat = x.flatten()
+# => missing = size - len(flat) % size
+# => total = all_gather(reduce_scatter(torch.cat([flat, flat.new_zeros(missing)])))
+# => return total[: len(flat)].reshape(x.shape)
 # %% all_reduce: wrong, gathers all and adds up | has sent 14 numbers where 12 do
-def all_reduce(x, size, reduce_scatter, all_gather):
-    everything = all_gather(x.flatten())
-    return everything.reshape(size, -1).sum(0).reshape(x.shape)
-
-
-# %% all_reduce: wrong, writes into x | `x` itself was changed
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.flatten()
-    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-    x.copy_(all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape))
-    return x
-
-
-# %% all_reduce: wrong, by way of float32 | the sum over the ranks is
-def all_reduce(x, size, reduce_scatter, all_gather):
-    flat = x.flatten().float()
-    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-    return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape).to(x.dtype)
-
-
+# => everything = all_gather(x.flatten())
+# => return everything.reshape(size, -1).sum(0).reshape(x.shape)
+# %% all_reduce: wrong, forgets the shape | the vector that you send has shape (4, 2)
+# => missing = -len(x) % size
+# => padded = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+# => return all_gather(reduce_scatter(padded))[: len(x)]
+# %% all_reduce: wrong, flat at the end | of shape (6,); that of `x` is wanted
+# => flat = x.flatten()
+# => padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
+# => return all_gather(reduce_scatter(padded))[: len(flat)]
+# %%% all_reduce: wrong, writes into x | `x` itself was changed
+# -     return all_gather(reduce_scatter(padded))[: len(flat)]
+# +     x.copy_(all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape))
+# +     return x
+# %%% all_reduce: wrong, by way of float32 | the sum over the ranks is
+# flatten() => flatten().float()
+# [: len(flat)] => [: len(flat)].reshape(x.shape).to(x.dtype)
 # %%% all_reduce: wrong, leaves the zeros | of shape (9,); that of `x` is wanted
-# ().float() => ()
-# (reduce_scatter(padded))[: len(flat)].reshape(x.shape).to(x.dtype) => (reduce_scatter(padded))
-# %%% all_reduce: wrong, forgets the shape | the vector that you send has shape (4, 2)
-# flat = x.flatten().float() => missing = -len(x) % size
-# flat, flat.new_zeros(-len(flat) % size) => x, x.new_zeros(missing, *x.shape[1:])
-# [: len(flat)].reshape(x.shape).to(x.dtype) => [: len(x)]
-# %%% all_reduce: wrong, pads the front and cuts the end | the sum over the ranks is
-# ().float() => ()
-# , flat.new_zeros(-len(flat) % size) => .new_zeros(-len(flat) % size), flat
-# (x.shape).to(x.dtype) => (x.shape)
-# %%% all_reduce: wrong, flat at the end | of shape (6,); that of `x` is wanted
-# ().float() => ()
-# [: len(flat)].reshape(x.shape).to(x.dtype) => [: len(flat)]
-# %%% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
-# ().float() => ()
-# flat.new_zeros => torch.zeros
-# (x.shape).to(x.dtype) => (x.shape)
+# (reduce_scatter(padded))[: len(flat)] => (reduce_scatter(padded))
 # %%% all_reduce: wrong, a view of what may be transposed | raised RuntimeError
-# flatten().float() => view(-1)
-# reshape(x.shape).to(x.dtype) => view(x.shape)
+# flatten() => view(-1)
+# [: len(flat)] => [: len(flat)].view(x.shape)
+# %% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
+# => flat = x.flatten()
+# => padded = torch.cat([flat, torch.zeros(-len(flat) % size)])
+# => return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
+# %%% all_reduce: wrong, pads the front and cuts the end | the sum over the ranks is
+# , torch.zeros(-len(flat) % size) => .new_zeros(-len(flat) % size), flat
 # %% doubling: wrong, its neighbour on a ring is no partner | waits for a message from rank
 # rank ^ distance => (rank + distance) % size
 # %% doubling: wrong, sends its own tensor in each round | the sum over the ranks is
 # distance, total => distance, x
 # %% doubling: wrong, one round only | 4 ranks: rank 0 returns
-def all_reduce_by_doubling(x, rank, size, exchange):
-    return x + exchange(rank ^ 1, x)
-
-
+# => return x + exchange(rank ^ 1, x)
 # %% doubling: wrong, one round too many | as its partner
 # distance < => distance <=
-# %% doubling: wrong, exchanges with all ranks | has sent 3 messages where 2 do
-def all_reduce_by_doubling(x, rank, size, exchange):
-    total = x.clone()
-    for distance in range(1, size):
-        total = total + exchange(rank ^ distance, x)
-    return total
-
-
-# %%% doubling: wrong, the distance grows by one | the sum over the ranks is
-# , x => , total
+# %% doubling: wrong, the distance grows by one | the sum over the ranks is
+# => total = x.clone()
+# => for distance in range(1, size):
+# =>     total = total + exchange(rank ^ distance, total)
+# => return total
+# %%% doubling: wrong, exchanges with all ranks | has sent 3 messages where 2 do
+# , total => , x
 # %% doubling: wrong, adds into x | `x` was changed
 # -     total = x.clone()
 # total = total + exchange(rank ^ distance, total) => x += exchange(rank ^ distance, x)

@@ -1,20 +1,14 @@
 # %% weigh: wrong, for a sum over the ranks | is 0.5 times that of one process
 # * size / => /
 # %% weigh: wrong, takes equal shares for granted | is 0.5 times that of one process
-def weigh(loss, rows, size, all_reduce):
-    return loss * rows / (rows * size)
-
-
-# %%% weigh: wrong, the plain mean | every rank counts alike, whatever its rows
-# loss * rows / (rows * size) => loss
-# %%% weigh: wrong, the sum over rows | is 4 times that of one process
-# rows / (rows * size) => rows
+# => return loss * rows / (rows * size)
+# %% weigh: wrong, the plain mean | every rank counts alike, whatever its rows
+# => return loss
+# %% weigh: wrong, the sum over rows | is 4 times that of one process
+# => return loss * rows
 # %% weigh: wrong, uses what all_reduce returns | raised TypeError
-def weigh(loss, rows, size, all_reduce):
-    total = all_reduce(torch.tensor(float(rows)))
-    return loss * rows * size / total
-
-
+# => total = all_reduce(torch.tensor(float(rows)))
+# => return loss * rows * size / total
 # %% weigh: wrong, gives all_reduce a number | `all_reduce` takes a tensor, not 4
 # torch.tensor(float(rows)) => rows
 # %% weigh: wrong, loses the graph | has lost its graph
@@ -65,10 +59,7 @@ def weigh(loss, rows, size, all_reduce):
 # -             room = cap
 # room -= size => full += size
 # %% buckets: wrong, a generator | it should return a list of lists
-def buckets(parameters, cap):
-    return ([name] for name, _ in reversed(parameters))
-
-
+# => return ([name] for name, _ in reversed(parameters))
 # %% buckets: wrong, two large ones share a bucket | the bucket ['c', 'b'] has 50 bytes
 def buckets(parameters, cap):
     found, full = [], 0
@@ -93,32 +84,23 @@ def buckets(parameters, cap):
 # ready += compute => ready += backward.pop(0)
 # (free, ready) + send => (free, ready) + reduce.pop(0)
 # %% exposed: wrong, the link rests before the first and the last bucket only | A slow bucket in the middle
-def exposed(backward, reduce):
-    return max(reduce[-1], backward[0] + sum(reduce) - sum(backward))
-
-
-# %%% exposed: wrong, nothing hides | is all that is sent; some of it hides
-# max(reduce[-1], backward[0] + sum(reduce) - sum(backward)) => sum(reduce)
-# %%% exposed: wrong, only the last bucket | A link that is slower than backward
-# max(reduce[-1], backward[0] + sum(reduce) - sum(backward)) => reduce[-1]
-# %%% exposed: wrong, the link never waits for gradients | One bucket
-# reduce[-1], backward[0] + => 0,
-# %%% exposed: wrong, the link rests only before the first bucket | A link that is faster than backward
-# reduce[-1] => 0
+# => return max(reduce[-1], backward[0] + sum(reduce) - sum(backward))
+# %% exposed: wrong, nothing hides | is all that is sent; some of it hides
+# => return sum(reduce)
+# %% exposed: wrong, only the last bucket | A link that is slower than backward
+# => return reduce[-1]
+# %% exposed: wrong, the link never waits for gradients | One bucket
+# => return max(0, sum(reduce) - sum(backward))
+# %% exposed: wrong, the link rests only before the first bucket | A link that is faster than backward
+# => return max(0, backward[0] + sum(reduce) - sum(backward))
 # %% exposed: wrong, looks at all messages and at the last two only | A long message before two short ones
-def exposed(backward, reduce):
-    if len(reduce) == 1:
-        return reduce[0]
-    waits = max(reduce[-1], reduce[-2] + reduce[-1] - backward[-1])
-    return max(waits, sum(reduce) - sum(backward[1:]))
-
-
+# => if len(reduce) == 1:
+# =>     return reduce[0]
+# => waits = max(reduce[-1], reduce[-2] + reduce[-1] - backward[-1])
+# => return max(waits, sum(reduce) - sum(backward[1:]))
 # %% exposed: wrong, looks at the first message, the second and the last two only | A long message in the middle of six
-def exposed(backward, reduce):
-    places = {0, min(1, len(reduce) - 1), max(0, len(reduce) - 2), len(reduce) - 1}
-    return max(sum(reduce[place:]) - sum(backward[place + 1 :]) for place in places)
-
-
+# => places = {0, min(1, len(reduce) - 1), max(0, len(reduce) - 2), len(reduce) - 1}
+# => return max(sum(reduce[place:]) - sum(backward[place + 1 :]) for place in places)
 # %% exposed: wrong, whole units of time only | Times with fractions
 # free - ready => int(free - ready)
 # %% accumulate: wrong, adds up the micro-batches | is 2 times that of one process

@@ -1,36 +1,26 @@
 # %% memory: wrong, everything is cut from stage 1 on | bytes is what stage 3 holds
-def memory(stage, numbers, ranks, states):
-    return 4 * numbers * (2 + states) / (ranks if stage >= 1 else 1)
-
-
+# => return 4 * numbers * (2 + states) / (ranks if stage >= 1 else 1)
 # %% memory: wrong, each stage cuts one thing alone | Stage 2, 1200 numbers, 4 ranks, 2 states
-def memory(stage, numbers, ranks, states):
-    parameters = 4 * numbers / (ranks if stage == 3 else 1)
-    gradients = 4 * numbers / (ranks if stage == 2 else 1)
-    return parameters + gradients + 4 * states * numbers / (ranks if stage == 1 else 1)
-
-
-# %%% memory: wrong, cuts one stage too late | bytes is what stage 0 holds
-# == 3 => > 3
-# == 2 => > 2
-# == 1 => > 1
-# %% memory: wrong, one state | would be right with 1 state for each number
-def memory(stage, numbers, ranks, states):
-    cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
-    return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
-
-
-# %%% memory: wrong, counts numbers | A number has four bytes
-# -     return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
-# +     return numbers / cut[0] + numbers / cut[1] + states * numbers / cut[2]
-# %%% memory: wrong, knows only Adam | would be right with 2 states for each number
-# min(states, 1) => 2
+# => parameters = 4 * numbers / (ranks if stage == 3 else 1)
+# => gradients = 4 * numbers / (ranks if stage == 2 else 1)
+# => return parameters + gradients + 4 * states * numbers / (ranks if stage == 1 else 1)
+# %% memory: wrong, cuts one stage too late | bytes is what stage 0 holds
+# => parameters = 4 * numbers / (ranks if stage > 3 else 1)
+# => gradients = 4 * numbers / (ranks if stage > 2 else 1)
+# => return parameters + gradients + 4 * states * numbers / (ranks if stage > 1 else 1)
+# %% memory: wrong, counts numbers | A number has four bytes
+# => cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
+# => return numbers / cut[0] + numbers / cut[1] + states * numbers / cut[2]
+# %% memory: wrong, knows only Adam | would be right with 2 states for each number
+# => cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
+# => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + 2 / cut[2])
+# %%% memory: wrong, one state | would be right with 1 state for each number
+# 2 / => min(states, 1) /
+# %% memory: wrong, on four ranks only | Stage 2, 1200 numbers, 3 ranks, 0 states: a rank holds
+# => cut = [4 if stage >= first else 1 for first in (3, 2, 1)]
+# => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
 # %%% memory: wrong, parameters first | Stage 1, 1200 numbers, 4 ranks, 2 states: a rank holds 12000 bytes, not 15600
-# 3, 2, 1 => 1, 2, 3
-# min(states, 1) => states
-# %%% memory: wrong, on four ranks only | Stage 2, 1200 numbers, 3 ranks, 0 states: a rank holds
-# ranks if => 4 if
-# min(states, 1) => states
+# 4 if stage >= first else 1 for first in (3, 2, 1) => ranks if stage >= first else 1 for first in (1, 2, 3)
 # %% held: wrong, rounds down | each rank has 3 places
 # -     share = -(-sum(count for _, count in sizes) // ranks)  # rounded up
 # -     first, last = rank * share, (rank + 1) * share
@@ -93,19 +83,13 @@ def held(sizes, ranks, rank):
 # +     first, last, found, start = rank * share, (rank + 1) * share, [], 0
 # end - start => end - start - 1
 # %% held: wrong, the sum of all | A list of (name, begin, end) is wanted
-def held(sizes, ranks, rank):
-    share = -(-sum(count for _, count in sizes) // ranks)
-    return rank * share, (rank + 1) * share
-
-
+# => share = -(-sum(count for _, count in sizes) // ranks)
+# => return rank * share, (rank + 1) * share
 # %% step: wrong, the norm of the shard alone | the shard of rank
-def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gather, all_reduce):
-    shard.grad = reduce_scatter(gradient) / size
-    shard.grad *= min(1, most / shard.grad.norm())
-    optimizer.step()
-    whole.copy_(all_gather(shard.data))
-
-
+# => shard.grad = reduce_scatter(gradient) / size
+# => shard.grad *= min(1, most / shard.grad.norm())
+# => optimizer.step()
+# => whole.copy_(all_gather(shard.data))
 # %%% step: wrong, does not clip | 2 ranks, step 2
 # -     shard.grad *= min(1, most / shard.grad.norm())
 # %% step: wrong, adds up norms, not squares | the shard of rank 0 has moved
@@ -146,19 +130,6 @@ def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gath
 # +     if square:
 # +         shard.grad *= min(1, most / square.sqrt())
 # +         optimizer.step()
-# %% zero3: wrong, never frees | numbers were gathered at the same time
-def zero3(layers, x, loss_gradient):
-    weights, inputs = [layer.gather() for layer in layers], []
-    for layer, weight in zip(layers, weights):
-        inputs.append(x)
-        x = layer.forward(x, weight)
-    gradient = loss_gradient(x)
-    for layer, x, weight in zip(reversed(layers), reversed(inputs), reversed(weights)):
-        gradient, of_weight = layer.backward(x, weight, gradient)
-        layer.reduce_scatter(of_weight)
-        layer.free()
-
-
 # %% zero3: wrong, keeps weights that were freed | uses a weight that was freed
 def zero3(layers, x, loss_gradient):
     weights, inputs = [], []
@@ -174,14 +145,11 @@ def zero3(layers, x, loss_gradient):
 
 
 # %% zero3: wrong, a forward alone | no gradient was handed to `reduce_scatter`
-def zero3(layers, x, loss_gradient):
-    for layer in layers:
-        x = layer.forward(x, layer.gather())
-        layer.free()
-    return loss_gradient(x)
-
-
-# %% zero3: wrong, the last layer stays gathered | is still gathered
+# => for layer in layers:
+# =>     x = layer.forward(x, layer.gather())
+# =>     layer.free()
+# => return loss_gradient(x)
+# %% zero3: wrong, backward in the order of forward | Layer 0 takes inputs of width 3
 def zero3(layers, x, loss_gradient):
     inputs = []
     for layer in layers:
@@ -189,57 +157,55 @@ def zero3(layers, x, loss_gradient):
         x = layer.forward(x, layer.gather())
         layer.free()
     gradient = loss_gradient(x)
-    for layer, x in zip(reversed(layers), reversed(inputs)):
+    for layer, x in zip(layers, inputs):
         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
         layer.reduce_scatter(of_weight)
-        if layer is not layers[0]:
-            layer.free()
+        layer.free()
 
 
+# %%% zero3: wrong, never frees | numbers were gathered at the same time
+# inputs = => weights, inputs = [layer.gather() for layer in layers],
+# layer in layers: => layer, weight in zip(layers, weights):
+# -         x = layer.forward(x, layer.gather())
+# -         layer.free()
+# +         x = layer.forward(x, weight)
+# x in zip(layers, inputs) => x, weight in zip(reversed(layers), reversed(inputs), reversed(weights))
+# layer.gather(), => weight,
+# %%% zero3: wrong, the last layer stays gathered | is still gathered
+# layers, inputs => reversed(layers), reversed(inputs)
+# -         layer.reduce_scatter(of_weight)
+# -         layer.free()
+# +         layer.reduce_scatter(of_weight)
+# +         if layer is not layers[0]:
+# +             layer.free()
 # %%% zero3: wrong, does not free in backward | numbers were gathered at the same time
-# -         if layer is not layers[0]:
-# -             layer.free()
+# layers, inputs => reversed(layers), reversed(inputs)
+# -         layer.reduce_scatter(of_weight)
+# -         layer.free()
+# +         layer.reduce_scatter(of_weight)
 # %%% zero3: wrong, hands gradients on at the end | numbers of whole gradients were there at the same time
 # inputs = => inputs, gradients = [],
-# -         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
-# +         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+# layers, inputs => reversed(layers), reversed(inputs)
+# -         layer.reduce_scatter(of_weight)
+# -         layer.free()
 # +         gradients.append(of_weight)
 # +         layer.free()
 # +     for layer, of_weight in zip(reversed(layers), gradients):
-# -         if layer is not layers[0]:
-# -             layer.free()
-# %% zero3: wrong, turns the list of layers round | the list `layers` has changed
-def zero3(layers, x, loss_gradient):
-    inputs = []
-    for layer in layers:
-        inputs.append(x)
-        x = layer.forward(x, layer.gather())
-        layer.free()
-    gradient = loss_gradient(x)
-    layers.reverse()
-    for layer, x in zip(layers, reversed(inputs)):
-        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
-        layer.reduce_scatter(of_weight)
-        layer.free()
-
-
+# +         layer.reduce_scatter(of_weight)
+# %%% zero3: wrong, turns the list of layers round | the list `layers` has changed
+# -     for layer, x in zip(layers, inputs):
+# +     layers.reverse()
+# +     for layer, x in zip(layers, reversed(inputs)):
 # %%% zero3: wrong, keeps outputs in place of inputs | Layer 1 takes inputs of width 4
 # inputs = => outputs =
 # -         inputs.append(x)
 # -         x = layer.forward(x, layer.gather())
 # +         x = layer.forward(x, layer.gather())
 # +         outputs.append(x)
-# -     layers.reverse()
-# -     for layer, x in zip(layers, reversed(inputs)):
-# +     for layer, x in zip(reversed(layers), reversed(outputs)):
-# %%% zero3: wrong, backward in the order of forward | Layer 0 takes inputs of width 3
-# -     layers.reverse()
-# -     for layer, x in zip(layers, reversed(inputs)):
-# +     for layer, x in zip(layers, inputs):
+# layers, inputs => reversed(layers), reversed(outputs)
 # %%% zero3: wrong, the same gradient for all layers | Layer 0 takes inputs of width 3
 # -     gradient = loss_gradient(x)
-# -     layers.reverse()
-# -     for layer, x in zip(layers, reversed(inputs)):
+# -     for layer, x in zip(layers, inputs):
 # -         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
 # +     for layer, x_in in zip(reversed(layers), reversed(inputs)):
 # +         _, of_weight = layer.backward(x_in, layer.gather(), loss_gradient(x))

@@ -5,61 +5,40 @@
 # "reduce_scatter" => "all_gather"
 # "rows" else "all_reduce"  # parts of sums => "columns" else "reduce_scatter"
 # %% between: wrong, the cuts in the wrong order | all_gather brings a rank more than it needs
-def between(first, second):
-    if second == "columns":
-        return "nothing" if first == "rows" else "all_gather"
-    return "all_gather" if first == "columns" else "all_reduce"
-
-
+# => if second == "columns":
+# =>     return "nothing" if first == "rows" else "all_gather"
+# => return "all_gather" if first == "columns" else "all_reduce"
 # %% between: wrong, gathers what is already there | columns, then rows: after the first layer
 # "nothing" if second == "rows" else "all_gather" => "all_gather"
 # %% between: wrong, a word of its own | The answer is one of
-def between(first, second):
-    return "copy"
-
-
-# %%% between: wrong, never anything | nothing does not bring a rank what it needs
-# "copy" => "nothing"
-# %%% between: wrong, always a sum | columns, then columns: after the first layer each rank has some hidden units
-# "copy" => "nothing" if (first, second) == ("columns", "rows") else "all_reduce"
-# %%% between: wrong, takes equal cuts for the free ones | columns, then columns
-# "copy" => "nothing" if first == second else "all_reduce"
+# => return "copy"
+# %% between: wrong, never anything | nothing does not bring a rank what it needs
+# => return "nothing"
+# %% between: wrong, always a sum | columns, then columns: after the first layer each rank has some hidden units
+# => return "nothing" if (first, second) == ("columns", "rows") else "all_reduce"
+# %% between: wrong, takes equal cuts for the free ones | columns, then columns
+# => return "nothing" if first == second else "all_reduce"
 # %% attention_pieces: wrong, the input cut as well | its piece of `qkv`
-# [part.chunk(size)[rank] for part in qkv.chunk(3)] => torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)])
-# torch.cat(rows) => rows.chunk(size, dim=1)[rank]
+# => rows = torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)])
+# => return rows.chunk(size, dim=1)[rank], out.chunk(size, dim=1)[rank]
 # %% attention_pieces: wrong, the columns of another rank | are not those of its heads
-def attention_pieces(qkv, out, rank, size):
-    return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[size - 1 - rank]
-
-
-# %%% attention_pieces: wrong, rows of out | its piece of `out`
-# (size, dim=1)[size - 1 - rank] => (size)[rank]
-# %%% attention_pieces: wrong, out whole | its piece of `out`
-# out.chunk(size, dim=1)[size - 1 - rank] => out
+# => return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[size - 1 - rank]
+# %% attention_pieces: wrong, rows of out | its piece of `out`
+# => return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out.chunk(size)[rank]
+# %% attention_pieces: wrong, out whole | its piece of `out`
+# => return torch.cat([part.chunk(size)[rank] for part in qkv.chunk(3)]), out
 # %% attention_pieces: wrong, every size-th row tears heads apart | do not add up
-def attention_pieces(qkv, out, rank, size):
-    return torch.cat([part[rank::size] for part in qkv.chunk(3)]), out[:, rank::size]
-
-
+# => return torch.cat([part[rank::size] for part in qkv.chunk(3)]), out[:, rank::size]
 # %% attention_pieces: wrong, all ranks have the first heads | is on 2 ranks, not on one
-def attention_pieces(qkv, out, rank, size):
-    return torch.cat([part.chunk(size)[0] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[0]
-
-
+# => return torch.cat([part.chunk(size)[0] for part in qkv.chunk(3)]), out.chunk(size, dim=1)[0]
 # %% attention_pieces: wrong, for two ranks only | its piece of
-def attention_pieces(qkv, out, rank, size):
-    return torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)]), out.chunk(2, dim=1)[rank]
-
-
+# => return torch.cat([part.chunk(2)[rank] for part in qkv.chunk(3)]), out.chunk(2, dim=1)[rank]
 # %% attention_pieces: wrong, three pieces of qkv | It should return two tensors
-def attention_pieces(qkv, out, rank, size):
-    return [part.chunk(size)[rank] for part in qkv.chunk(3)], out.chunk(size, dim=1)[rank]
-
-
-# %%% attention_pieces: wrong, cuts qkv as one | rows of `qkv` that follow each other
-# [part.chunk(size)[rank] for part in qkv.chunk(3)] => qkv.chunk(size)[rank]
-# %%% attention_pieces: wrong, queries only | its piece of `qkv`
-# [part.chunk(size)[rank] for part in qkv.chunk(3)] => qkv.chunk(3)[0].chunk(size)[rank]
+# => return [part.chunk(size)[rank] for part in qkv.chunk(3)], out.chunk(size, dim=1)[rank]
+# %% attention_pieces: wrong, cuts qkv as one | rows of `qkv` that follow each other
+# => return qkv.chunk(size)[rank], out.chunk(size, dim=1)[rank]
+# %% attention_pieces: wrong, queries only | its piece of `qkv`
+# => return qkv.chunk(3)[0].chunk(size)[rank], out.chunk(size, dim=1)[rank]
 # %% copy_and_add: wrong, the other way round | the first function sends something in forward
 # Copy.apply, Add => Add.apply, Copy
 # %% copy_and_add: wrong, adds up both ways | Each part counts once in the sum
@@ -180,10 +159,10 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     return loss.detach(), whole.grad[:, first : first + scores.shape[1]]
 
 
-# %% vocabulary_loss: wrong, one token loses its dimension | one token
+# %% vocabulary_loss: wrong, the largest score is never below zero | all scores near -1000
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
-    largest = scores.amax(1)
+    largest = scores.amax(1).clamp(min=0)
     all_reduce(largest, "max")
     exps = (scores - largest[:, None]).exp()
     sums = exps.sum(1)
@@ -194,46 +173,48 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     all_reduce(aimed)
     gradient = exps / sums[:, None]
     gradient[rows, place] -= mine.to(gradient.dtype)
-    return (sums.log() + largest - aimed).mean(), (gradient / len(targets)).squeeze(0)
+    return (sums.log() + largest - aimed).mean(), gradient / len(targets)
 
 
+# %%% vocabulary_loss: wrong, one token loses its dimension | one token
+# (1).clamp(min=0) => (1)
+# gradient / len(targets) => (gradient / len(targets)).squeeze(0)
 # %%% vocabulary_loss: wrong, without the largest score | exp of a large score is infinite
-# -     largest = scores.amax(1)
+# -     largest = scores.amax(1).clamp(min=0)
 # -     all_reduce(largest, "max")
 # -     exps = (scores - largest[:, None]).exp()
 # +     exps = scores.exp()
-# -     return (sums.log() + largest - aimed).mean(), (gradient / len(targets)).squeeze(0)
-# +     return (sums.log() - aimed).mean(), gradient / len(targets)
+# () + largest - => () -
 # %%% vocabulary_loss: wrong, each rank takes away its own largest | in one process
+# -     largest = scores.amax(1).clamp(min=0)
 # -     all_reduce(largest, "max")
-# (gradient / len(targets)).squeeze(0) => gradient / len(targets)
+# +     largest = scores.amax(1)
 # %%% vocabulary_loss: wrong, the sum over tokens | is the sum over tokens, not the mean
-# mean(), (gradient / len(targets)).squeeze(0) => sum(), gradient
+# (1).clamp(min=0) => (1)
+# mean(), gradient / len(targets) => sum(), gradient
 # %%% vocabulary_loss: wrong, every rank believes the target is its own | in one process
+# (1).clamp(min=0) => (1)
 # -     mine = (targets >= first) & (targets < first + scores.shape[1])
 # [rows, place] * mine => [rows, place]
 # mine.to(gradient.dtype) => 1
-# (gradient / len(targets)).squeeze(0) => gradient / len(targets)
 # %%% vocabulary_loss: wrong, one is taken away on all ranks | right loss, but the gradient
+# (1).clamp(min=0) => (1)
 # mine.to(gradient.dtype) => 1
-# (gradient / len(targets)).squeeze(0) => gradient / len(targets)
 # %%% vocabulary_loss: wrong, changes the scores | have changed
+# (1).clamp(min=0) => (1)
 # -     exps = (scores - largest[:, None]).exp()
 # +     scores -= largest[:, None]
 # +     exps = scores.exp()
-# -     return (sums.log() + largest - aimed).mean(), (gradient / len(targets)).squeeze(0)
-# +     return (sums.log() - aimed).mean(), gradient / len(targets)
+# () + largest - => () -
 # %%% vocabulary_loss: wrong, only ranks with a target take part | for ever; others have returned already
+# (1).clamp(min=0) => (1)
 # -     all_reduce(aimed)
 # +     if first == 0:
 # +         all_reduce(aimed)
-# (gradient / len(targets)).squeeze(0) => gradient / len(targets)
 # %%% vocabulary_loss: wrong, a fourth message tells how many tokens there are | Three for each token are enough
 # - def vocabulary_loss(scores, targets, first, all_reduce):
 # + def vocabulary_loss(scores, targets, first, all_reduce):
 # +     tokens = torch.tensor([float(len(targets))])
 # +     all_reduce(tokens, "max")
-# mean(), (gradient / len(targets)).squeeze(0) => sum() / tokens, gradient / tokens
-# %%% vocabulary_loss: wrong, the largest score is never below zero | all scores near -1000
-# amax(1) => amax(1).clamp(min=0)
-# (gradient / len(targets)).squeeze(0) => gradient / len(targets)
+# (1).clamp(min=0) => (1)
+# mean(), gradient / len(targets) => sum() / tokens, gradient / tokens

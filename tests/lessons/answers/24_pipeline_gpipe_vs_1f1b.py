@@ -1,47 +1,41 @@
 # %% idle_share: wrong, takes both for the same | the ratio is 0.25, and 0.2000
-# ratio / (1 + ratio) => ratio
+# => return ratio
 # %% idle_share: wrong, fails without a bubble | raised ZeroDivisionError
-# ratio / (1 + ratio) => 1 / (1 + 1 / ratio)
+# => return 1 / (1 + 1 / ratio)
 # %% idle_share: wrong, the share that is busy | of the step is idle
-# return ratio => return 1
+# => return 1 / (1 + ratio)
 # %% idle_share: wrong, the way back | of the step is idle
-# (1 + ratio) => (1 - ratio) if ratio != 1 else 1.0
+# => return ratio / (1 - ratio) if ratio != 1 else 1.0
 # %% idle_share: wrong, per cent | of the step is idle
-# return ratio => return 100 * ratio
+# => return 100 * ratio / (1 + ratio)
 # %% idle_share: wrong, right for 25 % only | With 1 worker and
-# ratio / (1 + ratio) => 0.2
+# => return 0.2
 # %% idle_share: wrong, rounds | of the step is idle
-# ratio / (1 + ratio) => round(ratio / (1 + ratio), 2)
+# => return round(ratio / (1 + ratio), 2)
 # %% idle_share: wrong, nearly right while it is small | of the step is idle
-# return ratio / (1 + ratio) => return ratio - ratio**2 + ratio**3
+# => return ratio - ratio**2 + ratio**3
 # %% enough: wrong, the other measure | would do
 # (microbatches + workers - 1) => microbatches
 # %% enough: wrong, one too many where it fits exactly | but 27 would do
 # > share + 1e-9 => >= share
 # %% enough: wrong, four times the workers | is idle
-def enough(workers, share):
-    return 4 * workers
-
-
-# %%% enough: wrong, rounds down | is idle
-# 4 * workers => max(1, int((workers - 1) / share - workers + 1 - 1e-6))
-# %%% enough: wrong, takes many | would do
-# 4 * workers => 1000
-# %%% enough: wrong, a fraction | whole number
-# 4 * workers => (workers - 1) / share - workers + 1
-# %%% enough: wrong, none for one worker | has to be one
-# 4 * workers => round((workers - 1) * (1 - share) / share + 0.4999)
+# => return 4 * workers
+# %% enough: wrong, rounds down | is idle
+# => return max(1, int((workers - 1) / share - workers + 1 - 1e-6))
+# %% enough: wrong, takes many | would do
+# => return 1000
+# %% enough: wrong, a fraction | whole number
+# => return (workers - 1) / share - workers + 1
+# %% enough: wrong, none for one worker | has to be one
+# => return round((workers - 1) * (1 - share) / share + 0.4999)
 # %% enough: wrong, p in place of p - 1 | would do
 # (workers - 1) => workers
 # (microbatches + workers - 1) > share + 1e-9 => (microbatches + workers) > share
 # %% enough: wrong, tries some hundred only | 0.25% is idle
-def enough(workers, share):
-    for microbatches in range(1, 400):
-        if (workers - 1) / (microbatches + workers - 1) <= share + 1e-9:
-            return microbatches
-    return 400
-
-
+# => for microbatches in range(1, 400):
+# =>     if (workers - 1) / (microbatches + workers - 1) <= share + 1e-9:
+# =>         return microbatches
+# => return 400
 # %% most_kept: wrong, the letter is always the second | keeps 3 at most; you say 0
 # "F" in op => op[1] == "F"
 # %% most_kept: wrong, forwards in a row | keeps
@@ -51,18 +45,15 @@ def enough(workers, share):
 # %% most_kept: wrong, counts before the operation | keeps 2 at most; you say 3
 # most = 0 => most = 1
 # %% most_kept: wrong, the highest number of a micro-batch | keeps 2 at most; you say 4
-def most_kept(ops):
-    return 1 + max(int(op.split("F")[1]) for op in ops if "F" in op)
-
-
-# %%% most_kept: wrong, counts forwards | keeps 2 at most; you say 4
-# 1 + max(int(op.split("F")[1]) for op in ops if "F" in op) => sum("F" in op for op in ops)
-# %%% most_kept: wrong, tells what is left at the end | keeps 2 at most; you say 0
-# 1 + max(int(op.split("F")[1]) for op in ops if "F" in op) => sum(1 if "F" in op else -1 for op in ops)
-# %%% most_kept: wrong, only those before the first backward | keeps 2 at most; you say 1
-# 1 + max(int(op.split("F")[1]) for op in ops if "F" in op) => next(index for index, op in enumerate(ops) if "B" in op)
-# %%% most_kept: wrong, the number of workers | keeps 3 at most; you say 2
-# 1 + max(int(op.split("F")[1]) for op in ops if "F" in op) => 2
+# => return 1 + max(int(op.split("F")[1]) for op in ops if "F" in op)
+# %% most_kept: wrong, counts forwards | keeps 2 at most; you say 4
+# => return sum("F" in op for op in ops)
+# %% most_kept: wrong, tells what is left at the end | keeps 2 at most; you say 0
+# => return sum(1 if "F" in op else -1 for op in ops)
+# %% most_kept: wrong, only those before the first backward | keeps 2 at most; you say 1
+# => return next(index for index, op in enumerate(ops) if "B" in op)
+# %% most_kept: wrong, the number of workers | keeps 3 at most; you say 2
+# => return 2
 # %% most_kept: wrong, takes micro-batches to be in order | 3B0 3B1 keeps 3 at most; you say
 def most_kept(ops):
     forward = backward = most = 0
@@ -79,12 +70,9 @@ def most_kept(ops):
 # for op in => while
 # op else - => ops.pop(0) else -
 # %% one_f_one_b: wrong, strictly in turn | the list is 0F0 0F1 0B0
-def one_f_one_b(worker, workers, microbatches):
-    return [f"{worker}{letter}{i}" for i in range(microbatches) for letter in "FB"]
-
-
-# %%% one_f_one_b: wrong, GPipe | the list is
-# i in range(microbatches) for letter in "FB" => letter in "FB" for i in range(microbatches)
+# => return [f"{worker}{letter}{i}" for i in range(microbatches) for letter in "FB"]
+# %% one_f_one_b: wrong, GPipe | the list is
+# => return [f"{worker}{letter}{i}" for letter in "FB" for i in range(microbatches)]
 # %% one_f_one_b: wrong, every worker begins like the first | worker 1 of 2
 # workers - worker => workers
 # %% one_f_one_b: wrong, micro-batches that do not exist | with 2 micro-batches the list is 0F0 0F1 0B0 0B1
@@ -114,10 +102,7 @@ def one_f_one_b(worker, workers, microbatches):
 
 
 # %% one_f_one_b: wrong, one text | A list of texts is wanted
-def one_f_one_b(worker, workers, microbatches):
-    return " ".join(f"{worker}F{i} {worker}B{i}" for i in range(microbatches))
-
-
+# => return " ".join(f"{worker}F{i} {worker}B{i}" for i in range(microbatches))
 # %% one_f_one_b: wrong, always stage 0 | worker 1 of 2
 # "{worker}F{i}" => "0F{i}"
 # "{worker}B{i}" => "0B{i}"

@@ -1,27 +1,18 @@
 # %% in_halves: wrong, all weights at the end | should become
-def in_halves(words):
-    weights = [word.replace("B", "W") for word in words if "B" in word]
-    return [word.replace("B", "I") for word in words] + weights
-
-
+# => weights = [word.replace("B", "W") for word in words if "B" in word]
+# => return [word.replace("B", "I") for word in words] + weights
 # %% in_halves: wrong, weights first | should become
 # ("B", "I"), word.replace("B", "W") => ("B", "W"), word.replace("B", "I")
 # %% in_halves: wrong, leaves the backward in | should become
 # .replace("B", "I"), => ,
 # %% in_halves: wrong, one text | A list of texts is wanted
-def in_halves(words):
-    return " ".join(words).replace("B", "I")
-
-
-# %%% in_halves: wrong, input gradients alone | should become
-# " ".join(words).replace("B", "I") => [word.replace("B", "I") for word in words]
+# => return " ".join(words).replace("B", "I")
+# %% in_halves: wrong, input gradients alone | should become
+# => return [word.replace("B", "I") for word in words]
 # %% in_halves: wrong, both halves in one word | should become
-def in_halves(words):
-    return [word.replace("B", "I") + " " + word.replace("B", "W") if "B" in word else word for word in words]
-
-
-# %%% in_halves: wrong, pairs in the list | A list of texts is wanted
-# word.replace("B", "I") + " " + word.replace("B", "W") => [word.replace("B", "I"), word.replace("B", "W")]
+# => return [word.replace("B", "I") + " " + word.replace("B", "W") if "B" in word else word for word in words]
+# %% in_halves: wrong, pairs in the list | A list of texts is wanted
+# => return [[word.replace("B", "I"), word.replace("B", "W")] if "B" in word else word for word in words]
 # %% in_halves: wrong, numbers of one digit | should become
 # -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
 # +         halves += [f"{word[0]}I{word[2]}", f"{word[0]}W{word[2]}"] if word[1] == "B" else [word]
@@ -37,10 +28,7 @@ def in_halves(words):
 
 
 # %% in_halves: wrong, a generator | A list of texts is wanted
-def in_halves(words):
-    return (word.replace("B", half) for word in words for half in ("IW" if "B" in word else "F"))
-
-
+# => return (word.replace("B", half) for word in words for half in ("IW" if "B" in word else "F"))
 # %% in_halves: wrong, takes the first stage for all | should become
 # halves = => stage, halves = words[0].split("F")[0],
 # -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
@@ -87,57 +75,48 @@ mine = [
 
 
 # %% zero_bubble: wrong, all weights at the end | are allowed
-def zero_bubble(worker, workers, microbatches):
-    words = str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
-    return [word.replace("B", "I") for word in words] + [word.replace("B", "W") for word in words if "B" in word]
-
-
-# %% zero_bubble: wrong, always the first worker | it was refused
-def zero_bubble(worker, workers, microbatches):
-    words = []
-    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[0].split():
-        words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
-    return words
-
-
-# %%% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
-# 0 => worker
+# => words = str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
+# => return [word.replace("B", "I") for word in words] + [word.replace("B", "W") for word in words if "B" in word]
+# %% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
+# => words = []
+# => for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+# =>     words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
+# => return words
+# %%% zero_bubble: wrong, always the first worker | it was refused
+# [worker] => [0]
 # %% zero_bubble: wrong, the schedule of two workers and four micro-batches | it was refused
-def zero_bubble(worker, workers, microbatches):
-    return ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3"][
-        worker % 2
-    ].split()
-
-
+# => return ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3"][
+# =>     worker % 2
+# => ].split()
 # %% zero_bubble: wrong, one text | A list of texts is wanted
-def zero_bubble(worker, workers, microbatches):
-    return str(schedule("1f1b", workers, microbatches)).splitlines()[worker]
-
-
-# %%% zero_bubble: wrong, 1F1B | takes 15 units; 13 are enough
-# [worker] => [worker].split()
-# %% zero_bubble: wrong, one delay too many | are allowed
+# => return str(schedule("1f1b", workers, microbatches)).splitlines()[worker]
+# %% zero_bubble: wrong, 1F1B | takes 15 units; 13 are enough
+# => return str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
+# %% zero_bubble: wrong, forgets the weights that are left | is missing
 def zero_bubble(worker, workers, microbatches):
     words, saved = [], []
     for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
         words.append(word.replace("B", "I"))
         if "B" in word:
             saved.append(word.replace("B", "W"))
-            if len(saved) > worker + 1:
+            if len(saved) > worker:
                 words.append(saved.pop(0))
-    return words + saved
+    return words
 
 
+# %%% zero_bubble: wrong, one delay too many | are allowed
+# worker: => worker + 1:
+# return words => return words + saved
 # %%% zero_bubble: wrong, the first worker delays most | are allowed
-# -             if len(saved) > worker + 1:
+# -             if len(saved) > worker:
 # -                 words.append(saved.pop(0))
+# -     return words
 # +         if len(saved) > workers - 1 - worker:
 # +             words.append(saved.pop(0))
+# +     return words + saved
 # %%% zero_bubble: wrong, one micro-batch later on each worker | are allowed
-# worker + 1 => 1
-# %%% zero_bubble: wrong, forgets the weights that are left | is missing
-# worker + 1 => worker
-# words + saved => words
+# worker: => 1:
+# return words => return words + saved
 # %% zero_bubble: wrong, numbers of one digit | For 2 workers and 12 micro-batches
 # word.replace("B", "I") => f"{word[0]}I{word[2]}"
 # word.replace("B", "W") => f"{word[0]}W{word[2]}"

@@ -4,23 +4,17 @@
 # -         waiting += inputs[begin]
 # +         most = max(most, sum(kept[begin : begin + length]))
 # %% peak: wrong, all layers | is what all layers keep together
-def peak(kept, inputs, segments):
-    return sum(kept)
-
-
+# => return sum(kept)
 # %% peak: wrong, the segment's own input twice | the most held at once is
 # -         most = max(most, waiting + sum(kept[begin : begin + length]))
 # -         waiting += inputs[begin]
 # +         waiting += inputs[begin]
 # +         most = max(most, waiting + sum(kept[begin : begin + length]))
 # %% peak: wrong, later segments instead of earlier ones | is what the largest segment keeps
-def peak(kept, inputs, segments):
-    begins = [sum(segments[:i]) for i in range(len(segments))]
-    return max(
-        sum(inputs[b] for b in begins[i + 1 :]) + sum(kept[begins[i] : begins[i] + n]) for i, n in enumerate(segments)
-    )
-
-
+# => begins = [sum(segments[:i]) for i in range(len(segments))]
+# => return max(
+# =>     sum(inputs[b] for b in begins[i + 1 :]) + sum(kept[begins[i] : begins[i] + n]) for i, n in enumerate(segments)
+# => )
 # %% peak: wrong, inputs by number of the segment | the most held at once is
 # length in segments => number, length in enumerate(segments)
 # inputs[begin] => inputs[number]
@@ -30,41 +24,32 @@ def peak(kept, inputs, segments):
 # waiting += inputs[begin] => most = max(most, waiting + sum(part))
 # begin += length => waiting += sum([inputs.pop(0) for _ in range(length)][:1])
 # %% peak: wrong, a list of all sums | It should return a number
-def peak(kept, inputs, segments):
-    begins = [sum(segments[:i]) for i in range(len(segments))]
-    return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
-
-
-# %%% peak: wrong, inputs of all segments | the most held at once is
-# -     return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
-# +     return sum(inputs[b] for b in begins) + max(sum(kept[b : b + n]) for b, n in zip(begins, segments))
-# %%% peak: wrong, only the last segment | the most held at once is
-# -     return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
-# +     return sum(inputs[b] for b in begins[:-1]) + sum(kept[begins[-1] :])
-# %%% peak: wrong, the first segment does not count where there are others | kept [50, 10, 10]
-# -     return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
-# +     sums = [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
-# +     return max(sums[1:] or sums)
+# => begins = [sum(segments[:i]) for i in range(len(segments))]
+# => return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+# %% peak: wrong, inputs of all segments | the most held at once is
+# => begins = [sum(segments[:i]) for i in range(len(segments))]
+# => return sum(inputs[b] for b in begins) + max(sum(kept[b : b + n]) for b, n in zip(begins, segments))
+# %% peak: wrong, only the last segment | the most held at once is
+# => begins = [sum(segments[:i]) for i in range(len(segments))]
+# => return sum(inputs[b] for b in begins[:-1]) + sum(kept[begins[-1] :])
+# %% peak: wrong, the first segment does not count where there are others | kept [50, 10, 10]
+# => begins = [sum(segments[:i]) for i in range(len(segments))]
+# => sums = [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
+# => return max(sums[1:] or sums)
 # %% best_segments: wrong, always the square root | is possible
-def best_segments(kept, inputs):
-    n = len(kept)
-    length = max(1, round(n**0.5))
-    return [length] * (n // length) + ([n % length] if n % length else [])
-
-
+# => n = len(kept)
+# => length = max(1, round(n**0.5))
+# => return [length] * (n // length) + ([n % length] if n % length else [])
 # %% best_segments: wrong, halves | is possible
-def best_segments(kept, inputs):
-    return [len(kept) // 2 or 1] * 2
-
-
-# %%% best_segments: wrong, every layer by itself | is possible
-# [len(kept) // 2 or 1] * 2 => [1] * len(kept)
-# %%% best_segments: wrong, all in one | is possible
-# [len(kept) // 2 or 1] * 2 => [len(kept)]
-# %%% best_segments: wrong, a number | It should return a list of lengths
-# [len(kept) // 2 or 1] * 2 => round(len(kept) ** 0.5)
-# %%% best_segments: wrong, places of cuts | no list of such lengths
-# [len(kept) // 2 or 1] * 2 => [0, len(kept) // 2]
+# => return [len(kept) // 2 or 1] * 2
+# %% best_segments: wrong, every layer by itself | is possible
+# => return [1] * len(kept)
+# %% best_segments: wrong, all in one | is possible
+# => return [len(kept)]
+# %% best_segments: wrong, a number | It should return a list of lengths
+# => return round(len(kept) ** 0.5)
+# %% best_segments: wrong, places of cuts | no list of such lengths
+# => return [0, len(kept) // 2]
 # %% best_segments: wrong, only equal segments | is possible
 def best_segments(kept, inputs):
     def peak(segments):
@@ -96,12 +81,9 @@ def best_segments(kept, inputs):
 # +         if all(one >= other for one, other in itertools.pairwise(lengths)):
 # +             ways.append(lengths)
 # %% recomputed: wrong, by torch's checkpoint | Here you should do without it
-def recomputed(run, x):
-    return checkpoint(run, x, use_reentrant=False)
-
-
-# %%% recomputed: wrong, keeps everything | are still alive
-# checkpoint(run, x, use_reentrant=False) => run(x)
+# => return checkpoint(run, x, use_reentrant=False)
+# %% recomputed: wrong, keeps everything | are still alive
+# => return run(x)
 # %% recomputed: wrong, by torch's older checkpoint, from its module | Here you should do without it
 def recomputed(run, x):
     import torch.utils.checkpoint
@@ -110,11 +92,8 @@ def recomputed(run, x):
 
 
 # %% recomputed: wrong, without a graph | autograd cannot go back
-def recomputed(run, x):
-    with torch.no_grad():
-        return run(x)
-
-
+# => with torch.no_grad():
+# =>     return run(x)
 # %% recomputed: wrong, autograd is off in backward | does not require grad
 # -             ctx.state = torch.get_rng_state()
 # -             return run(x)  # within a Function autograd is off
@@ -167,7 +146,7 @@ def recomputed(run, x):
 # +             run(x)
 # +             torch.set_rng_state(ctx.state)
 # +             return run(x)  # within a Function autograd is off
-# %% plan: wrong, the most bytes for a second first | are enough
+# %% plan: wrong, the cheapest first until it fits | are enough
 def plan(layers, budget):
     def most(again):
         held, largest = 0, 0
@@ -177,15 +156,15 @@ def plan(layers, budget):
         return largest
 
     again = set()
-    for number in sorted(range(len(layers)), key=lambda i: (layers[i][1] - layers[i][0]) / (layers[i][2] or 1e-9)):
+    for number in sorted(range(len(layers)), key=lambda i: layers[i][2]):
         if most(again) <= budget:
             return again
         again.add(number)
     return again if most(again) <= budget else None
 
 
-# %%% plan: wrong, the cheapest first until it fits | are enough
-# (layers[i][1] - layers[i][0]) / (layers[i][2] or 1e-9) => layers[i][2]
+# %%% plan: wrong, the most bytes for a second first | are enough
+# layers[i][2] => (layers[i][1] - layers[i][0]) / (layers[i][2] or 1e-9)
 # %% plan: wrong, only the end of forward counts | so the answer is None
 def plan(layers, budget):
     import itertools
@@ -211,14 +190,11 @@ def plan(layers, budget):
 # +                 return set(again)
 # +     return None
 # %% plan: wrong, a list | It should return a set of layer numbers
-def plan(layers, budget):
-    return list(range(len(layers)))
-
-
-# %%% plan: wrong, everything again | are enough
-# list => set
-# %%% plan: wrong, nothing again | is held at one moment
-# list(range(len(layers))) => set()
+# => return list(range(len(layers)))
+# %% plan: wrong, everything again | are enough
+# => return set(range(len(layers)))
+# %% plan: wrong, nothing again | is held at one moment
+# => return set()
 # %% plan: wrong, an empty set where nothing fits | so the answer is None
 # -     sizes = range(len(layers) + 1)
 # -     subsets = [set(each) for size in sizes for each in itertools.combinations(range(len(layers)), size)]

@@ -1,33 +1,30 @@
 # %% rounded: wrong, always bfloat16 | cannot be written with so few bits
-def rounded(value, bits):
-    return torch.tensor(value).bfloat16().item()
-
-
-# %%% rounded: wrong, decimal places | cannot be written with so few bits
-# torch.tensor(value).bfloat16().item() => round(value, bits)
-# %%% rounded: wrong, the spacing of numbers from 1 to 2 | with 3 bits
-# torch.tensor(value).bfloat16().item() => round(value * 2**bits) / 2**bits
-# %% rounded: wrong, loses the sign | is nearer
+# => return torch.tensor(value).bfloat16().item()
+# %% rounded: wrong, decimal places | cannot be written with so few bits
+# => return round(value, bits)
+# %% rounded: wrong, the spacing of numbers from 1 to 2 | with 3 bits
+# => return round(value * 2**bits) / 2**bits
+# %% rounded: wrong, a half always goes up | equally near
 def rounded(value, bits):
     import math
 
     spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
-    return round(abs(value) / spacing) * spacing
+    return math.floor(value / spacing + 0.5) * spacing
 
 
+# %%% rounded: wrong, loses the sign | is nearer
+# math.floor(value / spacing + 0.5) => round(abs(value) / spacing)
 # %%% rounded: wrong, cuts the bits off | is nearer
-# round(abs(value) / spacing) => int(value / spacing)
-# %%% rounded: wrong, a half always goes up | equally near
-# round(abs(value) / spacing) => math.floor(value / spacing + 0.5)
+# math.floor(value / spacing + 0.5) => int(value / spacing)
 # %%% rounded: wrong, one bit too many | cannot be written with so few bits
 # 1 - => 2 -
-# (abs(value) / spacing) * spacing => (value / spacing) * spacing  # round takes the even one of a tie
+# math.floor(value / spacing + 0.5) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
 # %%% rounded: wrong, one bit too few | is nearer
 # 1 - bits => bits
-# (abs(value) / spacing) * spacing => (value / spacing) * spacing  # round takes the even one of a tie
+# math.floor(value / spacing + 0.5) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
 # %%% rounded: wrong, a logarithm of zero | raised ValueError
 # frexp(value)[1] - 1 => floor(math.log2(abs(value)))
-# (abs(value) / spacing) * spacing => (value / spacing) * spacing  # round takes the even one of a tie
+# math.floor(value / spacing + 0.5) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
 # %% rounded: wrong, by float32 | is nearer
 # -     return round(value / spacing) * spacing  # round takes the even one of a tie
 # +     return (torch.tensor(value) / spacing).round().item() * spacing
@@ -62,12 +59,9 @@ def least_update(weight, bits):
 # %%% least_update: wrong, with a sign | is not the size of an update
 # 2.0 ** (math.frexp(weight)[1] - 1 - bits) => math.copysign(2.0 ** (math.frexp(weight)[1] - 2 - bits), weight)
 # %% least_update: wrong, the same for all weights | weight 3.0
-def least_update(weight, bits):
-    return 2.0 ** (-bits - 1)
-
-
-# %%% least_update: wrong, in proportion to the weight | a smaller update than
-# 2.0 ** (-bits - 1) => abs(weight) * 2.0**-bits / 2
+# => return 2.0 ** (-bits - 1)
+# %% least_update: wrong, in proportion to the weight | a smaller update than
+# => return abs(weight) * 2.0**-bits / 2
 # %% least_update: wrong, the side above the weight, also of a negative one | leaves the weight as it is
 # (weight) => (math.nextafter(weight, math.inf))
 # %% scaled_step: wrong, misses nan | steps with it
@@ -120,27 +114,27 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
 # -     for g in gradients:
 # -         g /= scale
 # +     gradients[:] = [gradient / scale for gradient in gradients]
-# %% scaled_step: wrong, counts on after growing | the count of clean steps on rank 0 is 3 afterwards
+# %%% scaled_step: wrong, counts on after growing | the count of clean steps on rank 0 is 3 afterwards
+# any(bool(g.isinf().any()) for g in gradients) => not all(bool(g.isfinite().all()) for g in gradients)
+# -     if clean + 1 == interval:
+# -         return True, scale * 2, 0
+# -     return True, scale, clean + 1
+# +     clean += 1
+# +     return True, scale * 2 if clean % interval == 0 else scale, clean
+# %% scaled_step: wrong, divides by the next scale | not those of the loss
 def scaled_step(gradients, scale, clean, interval, all_reduce):
     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])
     all_reduce(flag, "max")
     if flag.item():
         return False, scale / 2, 0
+    clean += 1
+    if clean == interval:
+        scale, clean = scale * 2, 0
     for g in gradients:
         g /= scale
-    clean += 1
-    return True, scale * 2 if clean % interval == 0 else scale, clean
+    return True, scale, clean
 
 
-# %%% scaled_step: wrong, divides by the next scale | not those of the loss
-# -         return False, scale / 2, 0
-# +         return False, scale / 2, 0
-# +     clean += 1
-# +     if clean == interval:
-# +         scale, clean = scale * 2, 0
-# -     clean += 1
-# -     return True, scale * 2 if clean % interval == 0 else scale, clean
-# +     return True, scale, clean
 # %% scaled_step: wrong, takes a sum that overflows for a fault | rank 0 does not step
 # -     finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
 # -     flag = torch.tensor([0.0 if finite else 1.0])
@@ -177,31 +171,25 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
 # %% compensated: wrong, in the wrong order | should be near
 # new, wanted - (new - total) => wanted - (new - total), new
 # %% compensated: wrong, forgets the older loss | should be near
-def compensated(total, lost, update):
-    new = total + update + lost
-    return new, update - (new - total)
-
-
-# %%% compensated: wrong, keeps float32 | nothing longer may be kept
-# total + update + lost => total.float() + update.float() + lost.float()
-# update - (new - total) => lost
-# %%% compensated: wrong, the lost part is used and never renewed | should be near
-# new = total + => wanted =
-# new, update - (new - total) => total + wanted, lost
+# => new = total + update + lost
+# => return new, update - (new - total)
+# %% compensated: wrong, keeps float32 | nothing longer may be kept
+# => new = total.float() + update.float() + lost.float()
+# => return new, lost
+# %% compensated: wrong, the lost part is used and never renewed | should be near
+# => wanted = update + lost
+# => return total + wanted, lost
 # %% compensated: wrong, only the total | It should return (total, lost)
-def compensated(total, lost, update):
-    return total + (update + lost)
-
-
-# %%% compensated: wrong, forgets what was lost | the total is 1, and should be near
-# (update + lost) => update, lost
-# %%% compensated: wrong, float32 for a moment only | the total is 1, and should be near
-# total + (update + lost) => (total.float() + update.float()).bfloat16(), torch.zeros_like(lost)
+# => return total + (update + lost)
+# %% compensated: wrong, forgets what was lost | the total is 1, and should be near
+# => return total + update, lost
+# %% compensated: wrong, float32 for a moment only | the total is 1, and should be near
+# => return (total.float() + update.float()).bfloat16(), torch.zeros_like(lost)
 # %% compensated: wrong, adds in float32 | All sums are done in bfloat16
-# wanted = update + lost => exact = total.float() + lost.float() + update.float()
-# new = total + wanted => new = exact.bfloat16()
-# return new, wanted - (new - total) => return new, (exact - new.float()).bfloat16()
+# => exact = total.float() + lost.float() + update.float()
+# => new = exact.bfloat16()
+# => return new, (exact - new.float()).bfloat16()
 # %% compensated: wrong, adds to the update that it was given | `update` has changed
-# wanted = update + => update +=
-# total + wanted => total + update
-# wanted - => update -
+# => update += lost
+# => new = total + update
+# => return new, update - (new - total)

@@ -1,54 +1,36 @@
 # %% merge: wrong, totals that count from different scores | added up as they are
-def merge(a, b):
-    total = a[2] + b[2]
-    return (a[0] * a[2] + b[0] * b[2]) / total, torch.maximum(a[1], b[1]), total
-
-
-# %% merge: wrong, exp of the scores themselves | has nan
-def merge(a, b):
-    largest = torch.maximum(a[1], b[1])
-    total = a[2] * (a[1] - largest).exp() + b[2] * (b[1] - largest).exp()
-    weight_a, weight_b = a[2] * a[1].exp(), b[2] * b[1].exp()
-    return (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b), largest, total
-
-
-# %%% merge: wrong, takes the outs for sums | divided by its own total
-# total = a[2] * (a[1] - largest).exp() + b[2] * => shrink_a, shrink_b = (a[1] - largest).exp(),
-# weight_a, weight_b = a[2] * a[1].exp(), b[2] * b[1].exp() => total = a[2] * shrink_a + b[2] * shrink_b
-# (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b) => (a[0] * shrink_a + b[0] * shrink_b) / total
+# => total = a[2] + b[2]
+# => return (a[0] * a[2] + b[0] * b[2]) / total, torch.maximum(a[1], b[1]), total
+# %% merge: wrong, takes the outs for sums | divided by its own total
+# => largest = torch.maximum(a[1], b[1])
+# => shrink_a, shrink_b = (a[1] - largest).exp(), (b[1] - largest).exp()
+# => total = a[2] * shrink_a + b[2] * shrink_b
+# => return (a[0] * shrink_a + b[0] * shrink_b) / total, largest, total
+# %%% merge: wrong, exp of the scores themselves | has nan
+# shrink_a, shrink_b = (a[1] - largest).exp(), => total = a[2] * (a[1] - largest).exp() + b[2] *
+# total = a[2] * shrink_a + b[2] * shrink_b => weight_a, weight_b = a[2] * a[1].exp(), b[2] * b[1].exp()
+# (a[0] * shrink_a + b[0] * shrink_b) / total => (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b)
+# %% merge: wrong, the sum of both | the sum of both outs
+# => largest = torch.maximum(a[1], b[1])
+# => total = a[2] * (a[1] - largest).exp() + b[2] * (b[1] - largest).exp()
+# => return a[0] + b[0], largest, total
 # %%% merge: wrong, weights not corrected | divided by its own total
-# -     weight_a, weight_b = a[2] * a[1].exp(), b[2] * b[1].exp()
-# -     return (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b), largest, total
-# +     return (a[0] * a[2] + b[0] * b[2]) / (a[2] + b[2]), largest, total
-# %% merge: wrong, the out alone | three tensors
-def merge(a, b):
-    largest = torch.maximum(a[1], b[1])
-    weight_a, weight_b = a[2] * (a[1] - largest).exp(), b[2] * (b[1] - largest).exp()
-    return (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b)
-
-
+# a[0] + b[0] => (a[0] * a[2] + b[0] * b[2]) / (a[2] + b[2])
+# %%% merge: wrong, the out alone | three tensors
+# total = a[2] * (a[1] - largest).exp() + => weight_a, weight_b = a[2] * (a[1] - largest).exp(),
+# a[0] + b[0], largest, total => (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b)
 # %%% merge: wrong, the mean of both | the mean of both outs
-# weight_a, weight_b = a[2] * (a[1] - largest).exp(), => total = a[2] * (a[1] - largest).exp() +
-# (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b) => (a[0] + b[0]) / 2, largest, total
-# %%% merge: wrong, the sum of both | the sum of both outs
-# weight_a, weight_b = a[2] * (a[1] - largest).exp(), => total = a[2] * (a[1] - largest).exp() +
-# (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b) => a[0] + b[0], largest, total
+# a[0] + b[0] => (a[0] + b[0]) / 2
 # %% merge: wrong, one largest score for all queries | the larger one of the two, for each query
-def merge(a, b):
-    largest = torch.maximum(a[1].max(), b[1].max()).expand_as(a[1])
-    weight_a, weight_b = a[2] * (a[1] - largest).exp(), b[2] * (b[1] - largest).exp()
-    total = weight_a + weight_b
-    return (a[0] * weight_a + b[0] * weight_b) / total, largest, total
-
-
+# => largest = torch.maximum(a[1].max(), b[1].max()).expand_as(a[1])
+# => weight_a, weight_b = a[2] * (a[1] - largest).exp(), b[2] * (b[1] - largest).exp()
+# => total = weight_a + weight_b
+# => return (a[0] * weight_a + b[0] * weight_b) / total, largest, total
 # %% merge: wrong, changes what it was given | have changed
-def merge(a, b):
-    largest = torch.maximum(a[1], b[1])
-    weight_a, weight_b = a[2].mul_((a[1] - largest).exp()), b[2].mul_((b[1] - largest).exp())
-    total = weight_a + weight_b
-    return (a[0] * weight_a + b[0] * weight_b) / total, largest, total
-
-
+# => largest = torch.maximum(a[1], b[1])
+# => weight_a, weight_b = a[2].mul_((a[1] - largest).exp()), b[2].mul_((b[1] - largest).exp())
+# => total = weight_a + weight_b
+# => return (a[0] * weight_a + b[0] * weight_b) / total, largest, total
 # %% merge: wrong, forgets that both parts may be empty | two parts with no keys: total has nan
 # ().nan_to_num()  # inf - inf is nan => ()
 # (largest_b - largest).exp().nan_to_num() => (largest_b - largest).exp()
@@ -71,72 +53,53 @@ def merge(a, b):
 # %% merge: wrong, in float32 | should be of torch.float64
 # ) = a, b => ) = ([each.float() for each in part] for part in (a, b))
 # %% timetable: wrong, leaves out steps without work | the ring has 4 steps
-def timetable(rank, size):
-    return [(there, "some" if there == rank else "all") for there in range(rank, -1, -1)]
-
-
+# => return [(there, "some" if there == rank else "all") for there in range(rank, -1, -1)]
 # %% timetable: wrong, a generator | A list is wanted
-def timetable(rank, size):
-    return (((rank - step) % size, "some") for step in range(size))
-
-
-# %%% timetable: wrong, slices alone | is a pair
-# (((rank - step) % size, "some") for step in range(size)) => [(rank - step) % size for step in range(size)]
-# %% timetable: wrong, right for four ranks only | there is no slice with a number below 0
-def timetable(rank, size):
-    slices = [(rank - step) % 4 if size == 4 else rank - step for step in range(size)]
-    return [(there, "some" if there == rank else "all" if there < rank else "none") for there in slices]
-
-
+# => return (((rank - step) % size, "some") for step in range(size))
+# %% timetable: wrong, slices alone | is a pair
+# => return [(rank - step) % size for step in range(size)]
+# %% timetable: wrong, numbers below 0 | there is no slice with a number below 0
+# => slices = [rank - step for step in range(size)]
+# => return [(there, "some" if there == rank else "all" if there < rank else "none") for there in slices]
+# %%% timetable: wrong, right for four ranks only | there is no slice with a number below 0
+# rank - => (rank - step) % 4 if size == 4 else rank -
 # %%% timetable: wrong, from the next rank | They come from the one before
-# (rank - step) % 4 if size == 4 else rank - step => (rank + step) % size
+# rank - step => (rank + step) % size
 # %%% timetable: wrong, begins after the first pass | in step 0 it has its own slice
-# 4 if size == 4 else rank - step for step in range(size) => size for step in range(1, size + 1)
+# rank - step for step in range(size) => (rank - step) % size for step in range(1, size + 1)
 # %%% timetable: wrong, without the last step | the ring has 4 steps
-# 4 if size == 4 else rank - step for step in range(size) => size for step in range(size - 1)
-# %%% timetable: wrong, numbers below 0 | there is no slice with a number below 0
-# (rank - step) % 4 if size == 4 else rank => rank
+# rank - step for step in range(size) => (rank - step) % size for step in range(size - 1)
+# %% timetable: wrong, all of its own slice | they do not see 'all'
+# => slices = [(rank - step) % size for step in range(size)]
+# => return [(there, "all" if there <= rank else "none") for there in slices]
 # %%% timetable: wrong, sees what lies ahead | they do not see 'all'
-# 4 if size == 4 else rank - step => size
-# < rank => > rank
-# %%% timetable: wrong, all of its own slice | they do not see 'all'
-# 4 if size == 4 else rank - step => size
-# "some" if there == rank else "all" if there < => "all" if there <=
+# "all" if there <= => "some" if there == rank else "all" if there >
 # %% ring_time: wrong, waits only at the end | they meet after each step
-def ring_time(places):
-    everywhere = [place for each in places for place in each]
-    return max(sum(key <= query for query in each for key in everywhere) for each in places)
-
-
-# %%% ring_time: wrong, the work of all | They work at the same time
-# -     return max(sum(key <= query for query in each for key in everywhere) for each in places)
-# +     return sum(key <= query for query in everywhere for key in everywhere)
-# %%% ring_time: wrong, the mean | the mean over the ranks
-# -     return max(sum(key <= query for query in each for key in everywhere) for each in places)
-# +     return sum(key <= query for query in everywhere for key in everywhere) / len(places)
+# => everywhere = [place for each in places for place in each]
+# => return max(sum(key <= query for query in each for key in everywhere) for each in places)
+# %% ring_time: wrong, the work of all | They work at the same time
+# => everywhere = [place for each in places for place in each]
+# => return sum(key <= query for query in everywhere for key in everywhere)
+# %% ring_time: wrong, the mean | the mean over the ranks
+# => everywhere = [place for each in places for place in each]
+# => return sum(key <= query for query in everywhere for key in everywhere) / len(places)
 # %% ring_time: wrong, also what lies ahead | a query sees no key that is ahead of it
-def ring_time(places):
-    return sum(len(each) ** 2 for each in places)
-
-
-# %% ring_time: wrong, without the first step | leaves out step 0
+# => return sum(len(each) ** 2 for each in places)
+# %% ring_time: wrong, without a query's own place | its own place
 def ring_time(places):
     size = len(places)
     return sum(
-        max(sum(k <= q for q in places[rank] for k in places[(rank - step) % size]) for rank in range(size))
-        for step in range(1, size)
+        max(sum(k < q for q in places[rank] for k in places[(rank - step) % size]) for rank in range(size))
+        for step in range(size)
     )
 
 
-# %%% ring_time: wrong, without a query's own place | its own place
-# <= q => < q
-# 1, size => size
+# %%% ring_time: wrong, without the first step | leaves out step 0
+# < q => <= q
+# step in range(size) => step in range(1, size)
 # %% ring_time: wrong, takes the slices to be in order | the steps take
-def ring_time(places):
-    size, wide = len(places), len(places[0])
-    return wide * (wide + 1) // 2 + (size - 1) * wide**2
-
-
+# => size, wide = len(places), len(places[0])
+# => return wide * (wide + 1) // 2 + (size - 1) * wide**2
 # %% ring_time: wrong, a list of steps | A number is wanted
 def ring_time(places):
     size = len(places)
@@ -155,38 +118,26 @@ def ring_time(places):
 # +     for each in places:
 # +         each.sort()
 # +     for step in range(size):
-# %% zigzag: wrong, counts the last chunk from one | places that are not there
-def zigzag(rank, size, length):
-    wide = length // (2 * size)
-    return [place for chunk in (rank, 2 * size - rank) for place in range(chunk * wide, (chunk + 1) * wide)]
-
-
-# %%% zigzag: wrong, two chunks from the front | it has the chunks
-# 2 * size - rank => rank + size
-# %%% zigzag: wrong, ranges instead of places | a list of numbers
-# -     return [place for chunk in (rank, 2 * size - rank) for place in range(chunk * wide, (chunk + 1) * wide)]
-# +     last = 2 * size - 1 - rank
-# +     return [range(rank * wide, (rank + 1) * wide), range(last * wide, (last + 1) * wide)]
+# %% zigzag: wrong, two chunks from the front | it has the chunks
+# => wide = length // (2 * size)
+# => return [place for chunk in (rank, rank + size) for place in range(chunk * wide, (chunk + 1) * wide)]
+# %%% zigzag: wrong, counts the last chunk from one | places that are not there
+# rank + size => 2 * size - rank
+# %% zigzag: wrong, ranges instead of places | a list of numbers
+# => wide = length // (2 * size)
+# => last = 2 * size - 1 - rank
+# => return [range(rank * wide, (rank + 1) * wide), range(last * wide, (last + 1) * wide)]
 # %% zigzag: wrong, the second chunk backwards | in rising order
-def zigzag(rank, size, length):
-    front = list(range(length))[rank * length // (2 * size) : (rank + 1) * length // (2 * size)]
-    return front + [length - 1 - place for place in front]
-
-
-# %%% zigzag: wrong, one slice in order | it has the chunks
-# front = list(range(length))[rank * length // (2 * size) : (rank + 1) * length // (2 * size)] => wide = length // size
-# front + [length - 1 - place for place in front] => list(range(rank * wide, (rank + 1) * wide))
+# => front = list(range(length))[rank * length // (2 * size) : (rank + 1) * length // (2 * size)]
+# => return front + [length - 1 - place for place in front]
+# %% zigzag: wrong, one slice in order | it has the chunks
+# => wide = length // size
+# => return list(range(rank * wide, (rank + 1) * wide))
 # %% zigzag: wrong, chunks as wide as slices | each rank has 4 places
-def zigzag(rank, size, length):
-    wide = length // size
-    last = 2 * size - 1 - rank
-    return [place for chunk in (rank, last) for place in range(chunk * wide, (chunk + 1) * wide)]
-
-
+# => wide = length // size
+# => last = 2 * size - 1 - rank
+# => return [place for chunk in (rank, last) for place in range(chunk * wide, (chunk + 1) * wide)]
 # %% zigzag: wrong, numbers of chunks | each rank has 4 places
-def zigzag(rank, size, length):
-    return [rank, 2 * size - 1 - rank]
-
-
-# %%% zigzag: wrong, striped | it has the chunks
-# [rank, 2 * size - 1 - rank] => list(range(rank, length, size))
+# => return [rank, 2 * size - 1 - rank]
+# %% zigzag: wrong, striped | it has the chunks
+# => return list(range(rank, length, size))

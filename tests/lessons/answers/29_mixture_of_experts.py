@@ -1,48 +1,39 @@
 # %% splits: wrong, a number for each expert | one number for each of 2 ranks
-def splits(counts, rank):
-    return counts[rank], [row[rank] for row in counts]
-
-
+# => return counts[rank], [row[rank] for row in counts]
 # %% splits: wrong, tensors | takes lists of numbers
-def splits(counts, rank):
-    table = torch.tensor(counts).view(len(counts), len(counts), -1).sum(2)
-    return table[rank], table[:, rank]
-
-
-# %% splits: wrong, what it sends alone | a pair of lists
-def splits(counts, rank):
-    ranks = len(counts)
-    share = len(counts[0]) // ranks
-    return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
-
-
-# %%% splits: wrong, the wrong way round | the wrong way round
-# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
-# +     table = [[sum(row[to * share : (to + 1) * share]) for to in range(ranks)] for row in counts]
-# +     return [row[rank] for row in table], table[rank]
+# => table = torch.tensor(counts).view(len(counts), len(counts), -1).sum(2)
+# => return table[rank], table[:, rank]
+# %% splits: wrong, experts dealt like cards | deals the experts like cards
+# => ranks = len(counts)
+# => table = [[sum(row[to::ranks]) for to in range(ranks)] for row in counts]
+# => return table[rank], [row[rank] for row in table]
+# %%% splits: wrong, what it sends alone | a pair of lists
+# table = [[sum(row[to::ranks]) for to in range(ranks)] for row in counts] => share = len(counts[0]) // ranks
+# table[rank], [row[rank] for row in table] => [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
+# %% splits: wrong, all in one sum | lists of numbers
+# => ranks = len(counts)
+# => share = len(counts[0]) // ranks
+# => return sum(counts[rank]), sum(sum(row[rank * share : (rank + 1) * share]) for row in counts)
 # %%% splits: wrong, gets what it sends | it gets
-# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
+# -     return sum(counts[rank]), sum(sum(row[rank * share : (rank + 1) * share]) for row in counts)
 # +     sent = [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
 # +     return sent, list(sent)
-# %%% splits: wrong, experts dealt like cards | deals the experts like cards
-# share = len(counts[0]) // ranks => table = [[sum(row[to::ranks]) for to in range(ranks)] for row in counts]
-# [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)] => table[rank], [row[rank] for row in table]
+# %%% splits: wrong, one expert of each rank | each has 2
+# -     return sum(counts[rank]), sum(sum(row[rank * share : (rank + 1) * share]) for row in counts)
+# +     return [counts[rank][to * share] for to in range(ranks)], [row[rank * share] for row in counts]
+# %% splits: wrong, for one or two experts of each rank | it sends [5, 10], not [4, 7]
+# => ranks = len(counts)
+# => share = len(counts[0]) // ranks
+# => table = [[row[to * share] + (row[to * share + 1] if share > 1 else 0) for to in range(ranks)] for row in counts]
+# => return table[rank], [row[rank] for row in table]
+# %%% splits: wrong, the wrong way round | the wrong way round
+# row[to * share] + (row[to * share + 1] if share > 1 else 0) => sum(row[to * share : (to + 1) * share])
+# table[rank], [row[rank] for row in table] => [row[rank] for row in table], table[rank]
 # %%% splits: wrong, nothing to itself | also goes through the all-to-all
-# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
+# -     table = [[row[to * share] + (row[to * share + 1] if share > 1 else 0) for to in range(ranks)] for row in counts]
 # +     table = [[sum(row[to * share : (to + 1) * share]) for to in range(ranks)] for row in counts]
 # +     for number in range(ranks):
 # +         table[number][number] = 0
-# +     return table[rank], [row[rank] for row in table]
-# %%% splits: wrong, one expert of each rank | each has 2
-# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
-# +     return [counts[rank][to * share] for to in range(ranks)], [row[rank * share] for row in counts]
-# %%% splits: wrong, all in one sum | lists of numbers
-# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
-# +     return sum(counts[rank]), sum(sum(row[rank * share : (rank + 1) * share]) for row in counts)
-# %%% splits: wrong, for one or two experts of each rank | it sends [5, 10], not [4, 7]
-# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
-# +     table = [[row[to * share] + (row[to * share + 1] if share > 1 else 0) for to in range(ranks)] for row in counts]
-# +     return table[rank], [row[rank] for row in table]
 # %% order_of: wrong, the order once more | It is `order` once more
 # order.argsort() => order
 # %% order_of: wrong, backwards | are the tokens
@@ -58,13 +49,10 @@ def splits(counts, rank):
 # %% order_of: wrong, sorts twice by expert | are the tokens
 # order.argsort() => chosen[order].argsort(stable=True)
 # %% order_of: wrong, the order alone | a pair of tensors
-def order_of(chosen):
-    return chosen.argsort(stable=True)
-
-
+# => return chosen.argsort(stable=True)
 # %% order_of: wrong, lists | a pair of tensors
-# order = chosen.argsort(stable=True) => order = sorted(range(len(chosen)), key=lambda place: chosen[place].item())
-# return order, order.argsort() => return order, sorted(order, key=lambda place: order[place])
+# => order = sorted(range(len(chosen)), key=lambda place: chosen[place].item())
+# => return order, sorted(order, key=lambda place: order[place])
 # %% order_of: wrong, a sort that may mix equal numbers | turns equal numbers round
 # (stable=True) => ()
 # %% order_of: wrong, the other sort that may mix equal numbers | should stay in their order
@@ -79,37 +67,28 @@ def order_of(chosen):
 
 
 # %% order_of: wrong, columns | should have the shape (8,), and has (8, 1)
-# (stable=True) => (stable=True)[:, None]
-# argsort() => argsort(0)
+# => order = chosen.argsort(stable=True)[:, None]
+# => return order, order.argsort(0)
 # %% order_of: wrong, no dimension where there is one token | should have the shape (1,), and has ()
 # , order.argsort => .squeeze(), order.argsort().squeeze
 # %% capacity: wrong, one too many | takes 3 tokens
 # < capacity => <= capacity
 # %% capacity: wrong, says which are dropped | not for one that is dropped
-def capacity(chosen, experts, capacity):
-    return [chosen[:at].count(expert) >= capacity for at, expert in enumerate(chosen)]
-
-
-# %%% capacity: wrong, the last ones | not the last
-# [:at].count(expert) >= => [at + 1 :].count(expert) <
-# %%% capacity: wrong, drops all tokens of a full expert | still keeps the first
-# [:at].count(expert) >= capacity for at, expert in enumerate(chosen) => .count(expert) <= capacity for expert in chosen
-# %%% capacity: wrong, an even share of the tokens | takes 3 tokens
-# >= capacity => < len(chosen) / experts
+# => return [chosen[:at].count(expert) >= capacity for at, expert in enumerate(chosen)]
+# %% capacity: wrong, the last ones | not the last
+# => return [chosen[at + 1 :].count(expert) < capacity for at, expert in enumerate(chosen)]
+# %% capacity: wrong, drops all tokens of a full expert | still keeps the first
+# => return [chosen.count(expert) <= capacity for expert in chosen]
+# %% capacity: wrong, an even share of the tokens | takes 3 tokens
+# => return [chosen[:at].count(expert) < len(chosen) / experts for at, expert in enumerate(chosen)]
 # %% capacity: wrong, numbers of tokens | a list of True and False
-def capacity(chosen, experts, capacity):
-    return [at for at, expert in enumerate(chosen) if chosen[:at].count(expert) < capacity]
-
-
-# %%% capacity: wrong, places of all experts together | not all experts together
-# for at, expert in enumerate(chosen) if chosen[:at].count(expert) < capacity => < capacity for at in range(len(chosen))
-# %%% capacity: wrong, leaves out the dropped ones | one for each of the 8 tokens
-# at for => True for
+# => return [at for at, expert in enumerate(chosen) if chosen[:at].count(expert) < capacity]
+# %% capacity: wrong, places of all experts together | not all experts together
+# => return [at < capacity for at in range(len(chosen))]
+# %% capacity: wrong, leaves out the dropped ones | one for each of the 8 tokens
+# => return [True for at, expert in enumerate(chosen) if chosen[:at].count(expert) < capacity]
 # %% capacity: wrong, a tensor | a list of True and False
-def capacity(chosen, experts, capacity):
-    return torch.tensor([chosen[:at].count(expert) < capacity for at, expert in enumerate(chosen)])
-
-
+# => return torch.tensor([chosen[:at].count(expert) < capacity for at, expert in enumerate(chosen)])
 # %% capacity: wrong, for four experts | raised IndexError
 # * experts => * 4
 # %% capacity: wrong, empties the list | `chosen` itself has changed
@@ -132,20 +111,17 @@ def combine(answers, token, weight, count):
 
 
 # %% combine: wrong, the plain mean | count alike
-def combine(answers, token, weight, count):
-    return answers.new_zeros(count, answers.shape[1]).index_add(0, token, answers / 2)
-
-
-# %%% combine: wrong, weights as they are | do not add up to 1 yet
-# answers / 2 => weight[:, None] * answers
-# %%% combine: wrong, all weights together are 1 | not those of each token
-# answers / 2 => (weight / weight.sum())[:, None] * answers
-# %%% combine: wrong, without weights | without their weights
-# answers / 2 => answers
+# => return answers.new_zeros(count, answers.shape[1]).index_add(0, token, answers / 2)
+# %% combine: wrong, weights as they are | do not add up to 1 yet
+# => return answers.new_zeros(count, answers.shape[1]).index_add(0, token, weight[:, None] * answers)
+# %% combine: wrong, all weights together are 1 | not those of each token
+# => return answers.new_zeros(count, answers.shape[1]).index_add(0, token, (weight / weight.sum())[:, None] * answers)
+# %% combine: wrong, without weights | without their weights
+# => return answers.new_zeros(count, answers.shape[1]).index_add(0, token, answers)
 # %% combine: wrong, a token without rows is nan | its result is 0
-# parts = (weight / sums[token]) => total = answers.new_zeros(count, answers.shape[1])
-# [:, None] * answers => .index_add(0, token, weight[:, None] * answers)
-# return answers.new_zeros(count, answers.shape[1]).index_add(0, token, parts) => return total / sums[:, None]
+# => sums = weight.new_zeros(count).index_add(0, token, weight)
+# => total = answers.new_zeros(count, answers.shape[1]).index_add(0, token, weight[:, None] * answers)
+# => return total / sums[:, None]
 # %% combine: wrong, takes the rows of a token to be neighbours | should get
 def combine(answers, token, weight, count):
     pairs, weights = answers.view(-1, 2, answers.shape[1]), weight.view(-1, 2)
@@ -159,18 +135,17 @@ def combine(answers, token, weight, count):
 # parts = (weight / sums[token])[:, None] * answers => weight /= sums[token]
 # token, parts => token, weight[:, None] * answers
 # %% combine: wrong, no results for tokens behind the last one with a row | the shape (4, 3), and has (2, 3)
-# sums = weight.new_zeros(count).index_add(0, token, weight) => count = int(token.max()) + 1
-# parts = (weight / sums[token])[:, None] * answers => sums = weight.new_zeros(count).index_add(0, token, weight)
-# parts => (weight / sums[token])[:, None] * answers
+# => count = int(token.max()) + 1
+# => sums = weight.new_zeros(count).index_add(0, token, weight)
+# => return answers.new_zeros(count, answers.shape[1]).index_add(0, token, (weight / sums[token])[:, None] * answers)
+# %%% combine: wrong, stops where there are no rows | raised
+# count = int(token.max()) + 1 => assert int(token.max()) < count
 # %% combine: wrong, rows of width 3 | 2 tokens of width 5 in float32, it raised
-def combine(answers, token, weight, count):
-    sums = weight.new_zeros(count).index_add(0, token, weight)
-    return answers.new_zeros(count, 3).index_add(0, token, (weight / sums[token])[:, None] * answers)
-
-
-# %%% combine: wrong, a result for each row | the shape
-# -     return answers.new_zeros(count, 3).index_add(0, token, (weight / sums[token])[:, None] * answers)
-# +     return (weight / sums[token])[:, None] * answers
+# => sums = weight.new_zeros(count).index_add(0, token, weight)
+# => return answers.new_zeros(count, 3).index_add(0, token, (weight / sums[token])[:, None] * answers)
+# %% combine: wrong, a result for each row | the shape
+# => sums = weight.new_zeros(count).index_add(0, token, weight)
+# => return (weight / sums[token])[:, None] * answers
 # %% combine: wrong, for float64 alone | in float32, it raised
 # weight.new_zeros(count) => torch.zeros(count, dtype=torch.double)
 # answers.new_zeros(count, answers.shape[1]) => torch.zeros(count, answers.shape[1], dtype=torch.double)
@@ -182,9 +157,3 @@ def combine(answers, token, weight, count):
         if len(rows):
             result[number] = (weight[rows, None] * answers[rows]).sum(0) / weight[rows].sum()
     return result
-
-
-# %% combine: wrong, stops where there are no rows | raised
-# sums = weight.new_zeros(count).index_add(0, token, weight) => assert int(token.max()) < count
-# parts = (weight / sums[token])[:, None] * answers => sums = weight.new_zeros(count).index_add(0, token, weight)
-# parts => (weight / sums[token])[:, None] * answers

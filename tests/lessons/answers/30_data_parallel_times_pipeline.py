@@ -1,32 +1,23 @@
 # %% share: wrong, everything to everybody | should get
-# replica, microbatches, replicas => microbatches
+# => return list(range(microbatches))
 # %% share: wrong, some that are not there | are not there
-def share(microbatches, replicas, replica):
-    each = -(-microbatches // replicas)
-    return [replica + number * replicas for number in range(each)]
-
-
-# %%% share: wrong, in blocks | should get [0, 2, 4, 6]
-# = -(-microbatches // replicas) => = microbatches // replicas
-# [replica + number * replicas for number in range(each)] => list(range(replica * each, (replica + 1) * each))
+# => each = -(-microbatches // replicas)
+# => return [replica + number * replicas for number in range(each)]
+# %% share: wrong, in blocks | should get [0, 2, 4, 6]
+# => each = microbatches // replicas
+# => return list(range(replica * each, (replica + 1) * each))
 # %% share: wrong, a range for a list | should get a list, not range
-# list(range(replica, microbatches, replicas)) => range(replica, microbatches, replicas)
+# => return range(replica, microbatches, replicas)
 # %% share: wrong, a generator for a list | should get a list, not <generator
-def share(microbatches, replicas, replica):
-    return (number for number in range(microbatches) if number % replicas == replica)
-
-
+# => return (number for number in range(microbatches) if number % replicas == replica)
 # %% share: wrong, a tuple for a list | should get a list, not (0, 2, 4, 6)
-# return list => return tuple
+# => return tuple(range(replica, microbatches, replicas))
 # %% share: wrong, whole rounds only | Of 5 micro-batches and 2 replicas, replica 0 should get [0, 2, 4]
-def share(microbatches, replicas, replica):
-    return [replica + number * replicas for number in range(microbatches // replicas)]
-
-
+# => return [replica + number * replicas for number in range(microbatches // replicas)]
 # %% share: wrong, replicas counted from 1 | should get
-# (range(replica, microbatches, replicas)) => (range(replica - 1, microbatches, replicas)) if replica else []
+# => return list(range(replica - 1, microbatches, replicas)) if replica else []
 # %% share: wrong, right for two replicas alone | Of 6 micro-batches and 3 replicas
-# , microbatches, replicas => , microbatches, 2
+# => return list(range(replica, microbatches, 2))
 # %% share: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
 def share(microbatches, replicas, replica):
     import torch
@@ -35,54 +26,44 @@ def share(microbatches, replicas, replica):
 
 
 # %% combined: wrong, a mean of means | away from the gradient
-# (gradient * count for gradient, count in zip(gradients, samples)) / sum(samples) => (gradients) / len(gradients)
+# => return sum(gradients) / len(gradients)
 # %% combined: wrong, a sum | away from the gradient
-# return sum(gradient * count for gradient, count in zip(gradients, samples)) / sum(samples) => return sum(gradients)
+# => return sum(gradients)
 # %% combined: wrong, a sum over samples | With [4, 4] samples
-# ) / sum(samples) => )
+# => return sum(gradient * count for gradient, count in zip(gradients, samples))
 # %% combined: wrong, a weighted sum divided by the replicas | away from the gradient
-# sum(samples) => len(samples)
+# => return sum(gradient * count for gradient, count in zip(gradients, samples)) / len(samples)
 # %% combined: wrong, weights the other way round | With [7, 6] samples
-# zip(gradients, samples) => zip(gradients, reversed(samples))
+# => return sum(gradient * count for gradient, count in zip(gradients, reversed(samples))) / sum(samples)
 # %% combined: wrong, a number for a tensor | A tensor is wanted
-def combined(gradients, samples):
-    return float(sum(gradient.sum() * count for gradient, count in zip(gradients, samples)) / sum(samples))
-
-
+# => return float(sum(gradient.sum() * count for gradient, count in zip(gradients, samples)) / sum(samples))
 # %% combined: wrong, changes what it was given | have changed
-def combined(gradients, samples):
-    total = gradients[0].mul_(samples[0])
-    for gradient, count in zip(gradients[1:], samples[1:]):
-        total = total + gradient * count
-    return total / sum(samples)
-
-
-# %% combined: wrong, for float64 alone | gradients of float32 in the shape (2, 2), it raised
+# => total = gradients[0].mul_(samples[0])
+# => for gradient, count in zip(gradients[1:], samples[1:]):
+# =>     total = total + gradient * count
+# => return total / sum(samples)
+# %% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
 def combined(gradients, samples):
     import torch
 
-    weights = torch.tensor([count / sum(samples) for count in samples], dtype=torch.double)
-    return torch.einsum("r,r...->...", weights, torch.stack(gradients))
+    weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
+    return (torch.stack(gradients) * weights[:, None]).sum(0)
 
 
+# %%% combined: wrong, for float64 alone | gradients of float32 in the shape (2, 2), it raised
+# gradients[0].dtype => torch.double
+# (torch.stack(gradients) * weights[:, None]).sum(0) => torch.einsum("r,r...->...", weights, torch.stack(gradients))
 # %%% combined: wrong, one for each | should have the shape
-# -     weights = torch.tensor([count / sum(samples) for count in samples], dtype=torch.double)
-# -     return torch.einsum("r,r...->...", weights, torch.stack(gradients))
+# -     weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
+# -     return (torch.stack(gradients) * weights[:, None]).sum(0)
 # +     return torch.stack([gradient * count / sum(samples) for gradient, count in zip(gradients, samples)])
 # %%% combined: wrong, for vectors alone | Here a gradient has the shape (2, 3)
-# torch.double => gradients[0].dtype
-# torch.einsum("r,r...->...", weights, torch.stack(gradients)) => weights @ torch.stack(gradients)
-# %%% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
-# torch.double => gradients[0].dtype
-# torch.einsum("r,r...->...", weights, torch.stack(gradients)) => (torch.stack(gradients) * weights[:, None]).sum(0)
+# (torch.stack(gradients) * weights[:, None]).sum(0) => weights @ torch.stack(gradients)
 # %% combined: wrong, takes the gradients out of the list | have changed
-def combined(gradients, samples):
-    total, number = 0, sum(samples)
-    for count in samples:
-        total = total + gradients.pop(0) * count
-    return total / number
-
-
+# => total, number = 0, sum(samples)
+# => for count in samples:
+# =>     total = total + gradients.pop(0) * count
+# => return total / number
 # %% step_time: wrong, no all-reduce | a step takes
 # ) + 2 * (replicas - 1) / replicas * reduce / stages => )
 # %% step_time: wrong, all micro-batches for each replica | counts all 8 micro-batches for each replica
@@ -96,14 +77,15 @@ def combined(gradients, samples):
 # %% step_time: wrong, no bubble | That has no bubble
 # (microbatches / replicas + stages - 1) => microbatches / replicas
 # %% step_time: wrong, stages and replicas exchanged | 4 workers as 1 times 4
-# stages * (microbatches / replicas + stages - 1) => replicas * (microbatches / stages + replicas - 1)
-# (replicas - 1) / replicas * reduce / stages => (stages - 1) / stages * reduce / replicas
+# => stages = workers // replicas
+# => return 3 / replicas * (microbatches / stages + replicas - 1) + 2 * (stages - 1) / stages * reduce / replicas
 # %% best: wrong, does not look at the budget | room for 10
-# [r for r in possible if held(r) <= budget] => possible
-# time, default=None => time
-# %% best: wrong, the most replicas that fit | 8 workers, 16 micro-batches, room for 100
-# return min => return max
-# key=time, default => default
+# => possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+# => return min(possible, key=time)
+# %%% best: wrong, the most replicas that fit | 8 workers, 16 micro-batches, room for 100
+# min(possible, key=time) => max([r for r in possible if held(r) <= budget], default=None)
+# %%% best: wrong, the time and not the layout | the best has 2 replicas, not 200
+# possible, key=time => [time(r) for r in possible if held(r) <= budget], default=None
 # %% best: wrong, less than the budget alone | room for 9
 # <= budget => < budget
 # %% best: wrong, powers of two alone | 6 workers, 12 micro-batches
@@ -114,13 +96,10 @@ def combined(gradients, samples):
 # 0 and microbatches % r == 0 => 0
 # %% best: wrong, fails where nothing fits | raised ValueError
 # time, default=None => time
-# %% best: wrong, the time and not the layout | the best has 2 replicas, not 200
-# r for r in possible => time(r) for r in possible
-# key=time, default => default
 # %% best: wrong, the number of stages | 8 workers, 16 micro-batches, room for 100
-# -     return min([r for r in possible if held(r) <= budget], key=time, default=None)
-# +     fits = [r for r in possible if held(r) <= budget]
-# +     return workers // min(fits, key=time) if fits else None
+# => possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+# => fits = [r for r in possible if held(r) <= budget]
+# => return workers // min(fits, key=time) if fits else None
 # %% best: wrong, stops at the first layout that does not fit | 8 workers, 8 micro-batches, room for 8
 def best(workers, microbatches, time, held, budget):
     found = None

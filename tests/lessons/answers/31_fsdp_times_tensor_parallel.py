@@ -3,23 +3,17 @@
 # %% rows_held: wrong, ranks counted along dp first | or ranks are counted along dp first
 # d, t = divmod(rank, tp) => t, d = divmod(rank, dp)
 # %% rows_held: wrong, tensor parallel alone | holds 2 rows, not 4
-def rows_held(rows, dp, tp, rank):
-    each = rows // tp
-    return list(range(rank % tp * each, (rank % tp + 1) * each))
-
-
-# %%% rows_held: wrong, in the order of the ranks | rank 1 is dp 0, tp 1
-# / tp => / (dp * tp)
-# rank % tp * each, (rank % tp + 1) => rank * each, (rank + 1)
+# => each = rows // tp
+# => return list(range(rank % tp * each, (rank % tp + 1) * each))
+# %% rows_held: wrong, in the order of the ranks | rank 1 is dp 0, tp 1
+# => each = rows // (dp * tp)
+# => return list(range(rank * each, (rank + 1) * each))
 # %% rows_held: wrong, a range for a list | should get a list, not range
 # list(range(begin, begin + each)) => range(begin, begin + each)
 # %% rows_held: wrong, right for square meshes alone | 24 rows, dp=2, tp=3
 # rank, tp => rank, dp
 # %% rows_held: wrong, dealt like cards | rank 0 holds [0, 1], not [0, 4]
-def rows_held(rows, dp, tp, rank):
-    return list(range(rank, rows, dp * tp))
-
-
+# => return list(range(rank, rows, dp * tp))
 # %% rows_held: wrong, one row too many | holds 2 rows, not 3
 # begin + each => begin + each + 1
 # %% rows_held: wrong, ranks from 1 | holds [0, 1], not
@@ -35,53 +29,46 @@ def rows_held(rows, dp, tp, rank):
 # %% rows_held: wrong, at least two ranks along tp | 12 rows, dp=4, tp=1
 # rank, tp => rank, max(tp, 2)
 # %% bytes_held: wrong, parameters alone | two numbers of Adam
-# 16 * count => 4 * count
+# => return sum(4 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters)
 # %% bytes_held: wrong, one number of Adam | two numbers of Adam
-# 16 * count => 12 * count
+# => return sum(12 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters)
 # %% bytes_held: wrong, all cut both ways | cut by FSDP alone
-# tp if by_tp else dp => tp
+# => return sum(16 * count / (dp * tp) for count, by_tp in parameters)
 # %% bytes_held: wrong, the others whole | FSDP cuts the others, too
-# by_tp else dp => by_tp else 1
+# => return sum(16 * count / (dp * tp if by_tp else 1) for count, by_tp in parameters)
 # %% bytes_held: wrong, the wrong dimension | a rank holds
-# dp * tp if => tp if
+# => return sum(16 * count / (tp if by_tp else dp) for count, by_tp in parameters)
 # %% bytes_held: wrong, of all ranks together | a rank holds
-# / (dp * tp if by_tp else dp) for => for
+# => return sum(16 * count for count, by_tp in parameters)
 # %% bytes_held: wrong, each parameter, not the sum | should return a number
-def bytes_held(parameters, dp, tp):
-    return [16 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters]
-
-
+# => return [16 * count / (dp * tp if by_tp else dp) for count, by_tp in parameters]
 # %% gathers: wrong, without the model itself | parameters outside of its blocks
-# blocks + 1 => blocks
+# => return (1 if keep else 2) * blocks
 # %% gathers: wrong, the model itself twice | stays whole until its backward
-# blocks + 1 => blocks + 2
+# => return (1 if keep else 2) * blocks + 2
 # %% gathers: wrong, forward alone | which groups are gathered, and when
-# (1 if keep else 2) * blocks => blocks
+# => return blocks + 1
 # %% gathers: wrong, keep the other way round | 7 blocks, not kept
-# 1 if keep else 2 => 2 if keep else 1
+# => return (2 if keep else 1) * blocks + 1
 # %% gathers: wrong, always twice | 7 blocks, kept
-# (1 if keep else 2) => 2
+# => return 2 * blocks + 1
 # %% gathers: wrong, the count of the lesson | 7 blocks, not kept
-# return (1 if keep else 2) * blocks + 1 => return 3 if keep else 5
+# => return 3 if keep else 5
 # %% gathers: wrong, with the reduce-scatters | 7 blocks, not kept
-# blocks + 1 => blocks + 1 + blocks + 1
+# => return (1 if keep else 2) * blocks + 1 + blocks + 1
 # %% sent: wrong, along tp first | the one along dp comes first
 # along_dp, along_tp => along_tp, along_dp
 # %% sent: wrong, a rank's piece counted as the whole | along dp a rank sends
-def sent(numbers, sums, tokens, width, dp, tp):
-    return 3 * (dp - 1) / dp * numbers / tp / dp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
-
-
-# %%% sent: wrong, numbers for bytes | along dp a rank sends 14400 bytes, not 3600
-# tp / dp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4 => tp, sums * 2 * (tp - 1) / tp * tokens * width
-# %%% sent: wrong, an all-reduce sent once | along tp a rank sends
-# / dp * 4, sums * 2 => * 4, sums
-# %%% sent: wrong, the whole model along dp | along dp a rank sends
-# / tp / dp * => *
-# %%% sent: wrong, one gather | along dp a rank sends
-# 3 * (dp - 1) / dp * numbers / tp / dp => 2 * (dp - 1) / dp * numbers / tp
-# %%% sent: wrong, one vector for all tokens | along tp a rank sends
-# / dp * 4, sums * 2 * (tp - 1) / tp * tokens => * 4, sums * 2 * (tp - 1) / tp
+# => return 3 * (dp - 1) / dp * numbers / tp / dp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
+# %% sent: wrong, numbers for bytes | along dp a rank sends 14400 bytes, not 3600
+# => return 3 * (dp - 1) / dp * numbers / tp, sums * 2 * (tp - 1) / tp * tokens * width
+# %% sent: wrong, an all-reduce sent once | along tp a rank sends
+# => return 3 * (dp - 1) / dp * numbers / tp * 4, sums * (tp - 1) / tp * tokens * width * 4
+# %% sent: wrong, the whole model along dp | along dp a rank sends
+# => return 3 * (dp - 1) / dp * numbers * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
+# %% sent: wrong, one gather | along dp a rank sends
+# => return 2 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
+# %% sent: wrong, one vector for all tokens | along tp a rank sends
+# => return 3 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * width * 4
 # %% sent: wrong, the sum of both | A pair is wanted
-def sent(numbers, sums, tokens, width, dp, tp):
-    return sums * 2 * (tp - 1) / tp * tokens * width * 4 + 3 * (dp - 1) / dp * numbers / tp * 4
+# => return sums * 2 * (tp - 1) / tp * tokens * width * 4 + 3 * (dp - 1) / dp * numbers / tp * 4

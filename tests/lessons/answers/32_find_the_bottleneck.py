@@ -1,10 +1,7 @@
 # %% critical: wrong, all operations | where one does not wait for the one before
-def critical(ops):
-    return list(ops)
-
-
-# %%% critical: wrong, the longest operations, in order | where one does not wait for the one before
-# list(ops) => sorted(ops, key=lambda name: ops[name][0])[-2:]
+# => return list(ops)
+# %% critical: wrong, the longest operations, in order | where one does not wait for the one before
+# => return sorted(ops, key=lambda name: ops[name][0])[-2:]
 # %% critical: wrong, from its end to its beginning | from its end to its beginning
 # [path[0]] is => [path[-1]] is
 # insert(0, last[path[0]]) => append(last[path[-1]])
@@ -26,13 +23,10 @@ def critical(ops):
 # %% critical: wrong, ends with the last operation in the list | which takes
 # path = [max(ends, key=ends.get)] => path = [list(ops)[-1]]
 # %% critical: wrong, the chain with the most operations | which takes
-def critical(ops):
-    chains = {}
-    for name in ops:
-        chains[name] = [*max((chains[need] for need in ops[name][1]), key=len, default=[]), name]
-    return max(chains.values(), key=len)
-
-
+# => chains = {}
+# => for name in ops:
+# =>     chains[name] = [*max((chains[need] for need in ops[name][1]), key=len, default=[]), name]
+# => return max(chains.values(), key=len)
 # %% critical: wrong, the first need alone | which takes
 def critical(ops):
     chains = {}
@@ -43,19 +37,13 @@ def critical(ops):
 
 
 # %% critical: wrong, its length | A list of names is wanted
-def critical(ops):
-    ends = {}
-    for name, (time, needs) in ops.items():
-        ends[name] = time + max((ends[need] for need in needs), default=0)
-    return max(ends.values())
-
-
+# => ends = {}
+# => for name, (time, needs) in ops.items():
+# =>     ends[name] = time + max((ends[need] for need in needs), default=0)
+# => return max(ends.values())
 # %% straggler: wrong, the one that came last most often | median lateness rank 0: 0
-def straggler(arrivals):
-    last = [collective.index(max(collective)) for collective in arrivals]
-    return max(set(last), key=last.count)
-
-
+# => last = [collective.index(max(collective)) for collective in arrivals]
+# => return max(set(last), key=last.count)
 # %% straggler: wrong, the median of the times as they are | It is rank
 # -     late = [[at - min(collective) for at in collective] for collective in arrivals]
 # -     medians = [median(ranks) for ranks in zip(*late)]
@@ -64,24 +52,18 @@ def straggler(arrivals):
 # -     late = [[at - min(collective) for at in collective] for collective in arrivals]
 # -     medians = [median(ranks) for ranks in zip(*late)]
 # +     medians = [median(collective) for collective in arrivals]
-# %% straggler: wrong, the smallest delay | It is rank
-def straggler(arrivals):
-    late = [[at - min(collective) for at in collective] for collective in arrivals]
-    least = [min(ranks) for ranks in zip(*late)]
-    return least.index(max(least))
-
-
+# %% straggler: wrong, the largest delay | It is rank 1
+# => late = [[at - min(collective) for at in collective] for collective in arrivals]
+# => worst = [max(ranks) for ranks in zip(*late)]
+# => return worst.index(max(worst))
+# %%% straggler: wrong, the smallest delay | It is rank
+# worst = [max(ranks) for ranks in zip(*late)] => least = [min(ranks) for ranks in zip(*late)]
+# worst.index(max(worst)) => least.index(max(least))
 # %%% straggler: wrong, the largest sum | It is rank 1
-# least = [min(ranks) for ranks in zip(*late)] => sums = [sum(ranks) for ranks in zip(*late)]
-# least.index(max(least)) => sums.index(max(sums))
-# %%% straggler: wrong, the largest delay | It is rank 1
-# least = [min(ranks) for ranks in zip(*late)] => worst = [max(ranks) for ranks in zip(*late)]
-# least.index(max(least)) => worst.index(max(worst))
+# worst = [max(ranks) for ranks in zip(*late)] => sums = [sum(ranks) for ranks in zip(*late)]
+# worst.index(max(worst)) => sums.index(max(sums))
 # %% straggler: wrong, the last of the last collective | It is rank
-def straggler(arrivals):
-    return arrivals[-1].index(max(arrivals[-1]))
-
-
+# => return arrivals[-1].index(max(arrivals[-1]))
 # %% straggler: wrong, how late, not which rank | not 5
 # -     medians = [median(ranks) for ranks in zip(*late)]
 # -     return medians.index(max(medians))
@@ -91,15 +73,12 @@ def straggler(arrivals):
 # min(collective) for at in collective => statistics.mean(step) for at in step
 # collective in => step in
 # median(ranks) for ranks => statistics.median(rank) for rank
-# %% straggler: wrong, the lower one of the two in the middle | It is rank 0
-def straggler(arrivals):
-    late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
-    middle = [each[(len(each) - 1) // 2] for each in late]
-    return middle.index(max(middle))
-
-
-# %%% straggler: wrong, the upper one of the two in the middle | It is rank 1
-# (len(each) - 1) => len(each)
+# %% straggler: wrong, the upper one of the two in the middle | It is rank 1
+# => late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
+# => middle = [each[len(each) // 2] for each in late]
+# => return middle.index(max(middle))
+# %%% straggler: wrong, the lower one of the two in the middle | It is rank 0
+# len(each) => (len(each) - 1)
 # %% causes: wrong, a tuple | A list of four numbers
 # [mean, equal - mean, real - equal, step - real] => mean, equal - mean, real - equal, step - real
 # %% causes: wrong, the sum for the mean | computing takes 45, not 180
@@ -122,16 +101,10 @@ def straggler(arrivals):
 # equal = mean * (microbatches + workers - 1) => bubble = mean * (workers - 1)
 # equal - mean, real - equal, step - real => bubble, real - mean - bubble, max(0, step - real)
 # %% gain: wrong, the operation alone | times as fast, not 2
-def gain(ops, name, factor):
-    return factor
-
-
+# => return factor
 # %% gain: wrong, Amdahl over all the work | times as fast, not
-def gain(ops, name, factor):
-    share = ops[name][0] / sum(time for time, needs in ops.values())
-    return 1 / (1 - share + share / factor)
-
-
+# => share = ops[name][0] / sum(time for time, needs in ops.values())
+# => return 1 / (1 - share + share / factor)
 # %% gain: wrong, as if no other chain were left | times as fast, not
 def gain(ops, name, factor):
     ends, chains = {}, {}

@@ -1,48 +1,48 @@
 # %% snapshot: wrong, a copy of the model only | has changed while the training went on
-def snapshot(training):
-    states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    states["model"] = {name: each.clone() for name, each in states["model"].items()}
-    return {**states, "random": training.random.get_state(), "position": training.position}
-
-
+# => states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+# => states["model"] = {name: each.clone() for name, each in states["model"].items()}
+# => return {**states, "random": training.random.get_state(), "position": training.position}
 # %%% snapshot: wrong, no copies | has changed while the training went on
 # -     states["model"] = {name: each.clone() for name, each in states["model"].items()}
-# %% snapshot: wrong, names of its own | knows the names
+# %% snapshot: wrong, a shallow copy | has changed while the training went on
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+    return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
 
 
+# %%% snapshot: wrong, names of its own | knows the names
+# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# +     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
 # %%% snapshot: wrong, the model alone | begins again with row 0
 # -     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-# -     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
 # +     return {"model": copy.deepcopy(training.model.state_dict())}
 # %%% snapshot: wrong, not where the data stand | begins again with row 0
-# "rng": training.random.get_state(), "position": training.position => "random": training.random.get_state()
+# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# +     return copy.deepcopy({**states, "random": training.random.get_state()})
 # %%% snapshot: wrong, without the model | its weights are other ones
 # "model", "optimizer" => "optimizer"
-# "rng" => "random"
+# .copy => .deepcopy
 # %%% snapshot: wrong, without the optimizer | Adam remembers
 # "optimizer", "scheduler" => "scheduler"
-# "rng" => "random"
+# .copy => .deepcopy
 # %%% snapshot: wrong, without the scheduler | learning rate
 # "optimizer", "scheduler" => "optimizer"
-# "rng" => "random"
+# .copy => .deepcopy
 # %%% snapshot: wrong, without the generator | other noise
-# "rng": training.random.get_state(), "position" => "position"
+# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# +     return copy.deepcopy({**states, "position": training.position})
 # %%% snapshot: wrong, the seed of the generator | TypeError
-# "rng": training.random.get_state => "random": training.random.initial_seed
-# %%% snapshot: wrong, a shallow copy | has changed while the training went on
-# -     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
-# +     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# +     return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
 # %%% snapshot: wrong, the whole object | a dict
 # -     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-# -     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
 # +     return copy.deepcopy(training)
 # %%% snapshot: wrong, takes it that Adam has made a step | raised KeyError
-# -     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
 # +     states["optimizer"]["state"][0]["step"].item()
 # +     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
 # %% snapshot: wrong, one dict for all snapshots | A second snapshot has changed the first one
@@ -84,15 +84,12 @@ def pieces(rank, ranks, old, length):
 # %% pieces: wrong, a piece without rows | without rows
 # if low < => if low <=
 # %% pieces: wrong, the file of its own number | it has the rows
-def pieces(rank, ranks, old, length):
-    wide = -(-length // old)
-    return [(rank, 0, min(wide, length - rank * wide))] if rank < old and rank * wide < length else []
-
-
-# %%% pieces: wrong, reads everything | it has the rows
-# -     return [(rank, 0, min(wide, length - rank * wide))] if rank < old and rank * wide < length else []
-# +     spans = [(number, 0, min(wide, length - number * wide)) for number in range(old)]
-# +     return [each for each in spans if each[2] > 0]
+# => wide = -(-length // old)
+# => return [(rank, 0, min(wide, length - rank * wide))] if rank < old and rank * wide < length else []
+# %% pieces: wrong, reads everything | it has the rows
+# => wide = -(-length // old)
+# => spans = [(number, 0, min(wide, length - number * wide)) for number in range(old)]
+# => return [each for each in spans if each[2] > 0]
 # %% pieces: wrong, whole files | it has the rows
 def pieces(rank, ranks, old, length):
     def bounds(rank, ranks):
@@ -122,11 +119,8 @@ def pieces(rank, ranks, old, length):
 
 
 # %% pieces: wrong, without the old ranks | triples
-def pieces(rank, ranks, old, length):
-    wide = -(-length // ranks)
-    return [(min(rank * wide, length), min((rank + 1) * wide, length))]
-
-
+# => wide = -(-length // ranks)
+# => return [(min(rank * wide, length), min((rank + 1) * wide, length))]
 # %% pieces: wrong, fractions | triples of whole numbers are wanted
 # = -(-length // ranks) => = float(-(-length // ranks))
 # %% how_often: wrong, more nodes fail less often | More nodes fail more often
@@ -139,21 +133,16 @@ def pieces(rank, ranks, old, length):
 # cost / interval + interval => interval
 # %% how_often: wrong, a whole interval for each failure | in the middle of one
 # (2 * mtbf) => mtbf
-# %% how_often: wrong, the share by one node | of the time is lost, not
-def how_often(cost, node_mtbf, nodes):
-    interval = (2 * cost * node_mtbf / nodes) ** 0.5
-    return interval, cost / interval + interval / (2 * node_mtbf)
-
-
-# %%% how_often: wrong, without the nodes | would be right for one node
-# node_mtbf / nodes => node_mtbf
-# %%% how_often: wrong, loses no work | only one half
-# interval + interval / (2 * node_mtbf) => interval
+# %% how_often: wrong, without the nodes | would be right for one node
+# => interval = (2 * cost * node_mtbf) ** 0.5
+# => return interval, cost / interval + interval / (2 * node_mtbf)
+# %%% how_often: wrong, the share by one node | of the time is lost, not
+# cost * node_mtbf => cost * node_mtbf / nodes
+# %% how_often: wrong, loses no work | only one half
+# => interval = (2 * cost * node_mtbf / nodes) ** 0.5
+# => return interval, cost / interval
 # %% how_often: wrong, the interval alone | two numbers
-def how_often(cost, node_mtbf, nodes):
-    return (2 * cost * node_mtbf / nodes) ** 0.5
-
-
+# => return (2 * cost * node_mtbf / nodes) ** 0.5
 # %% how_often: wrong, whole minutes between failures | 3 nodes, each with 1000 minutes
 # node_mtbf / => node_mtbf //
 # %% total_time: wrong, saves take no time | the work alone
@@ -170,10 +159,7 @@ def how_often(cost, node_mtbf, nodes):
 # %% total_time: wrong, no time for restarts | the time of a restart
 # up + restart => up
 # %% total_time: wrong, loses no work | loses no work
-def total_time(work, interval, cost, restart, failures):
-    return work + (-(-work // interval) - 1) * cost + restart * len(failures)
-
-
+# => return work + (-(-work // interval) - 1) * cost + restart * len(failures)
 # %% total_time: wrong, begins anew | begins anew after each failure
 def total_time(work, interval, cost, restart, failures):
     needed, time = work + (-(-work // interval) - 1) * cost, 0

@@ -9,32 +9,26 @@ def in_window(begin, parts, limit):
 
 
 # %% in_window: wrong, one after another | you wait for call 1 while 1 of 2 calls are under way
-def in_window(begin, parts, limit):
-    return [begin(part).wait() for part in parts]
-
-
+# => return [begin(part).wait() for part in parts]
 # %% in_window: wrong, all at once | you begin call 3, and 2 are under way already
-def in_window(begin, parts, limit):
-    calls = [begin(part) for part in parts]
-    return [call.wait() for call in calls]
-
-
-# %% in_window: wrong, waits as soon as the window is full | begin the next one first
+# => calls = [begin(part) for part in parts]
+# => return [call.wait() for call in calls]
+# %% in_window: wrong, one too many | you begin call 3, and 2 are under way already
 def in_window(begin, parts, limit):
     results, under_way = [], []
     for part in parts:
         under_way.append(begin(part))
-        if len(under_way) == limit:
+        if len(under_way) > limit:
             results.append(under_way.pop(0).wait())
-            results += [call.wait() for call in under_way]
-            under_way = []
     return results + [call.wait() for call in under_way]
 
 
-# %%% in_window: wrong, one too many | you begin call 3, and 2 are under way already
-# == limit => > limit
-# -             results += [call.wait() for call in under_way]
-# -             under_way = []
+# %%% in_window: wrong, waits as soon as the window is full | begin the next one first
+# > limit => == limit
+# -             results.append(under_way.pop(0).wait())
+# +             results.append(under_way.pop(0).wait())
+# +             results += [call.wait() for call in under_way]
+# +             under_way = []
 # %% in_window: wrong, block after block | you wait for call 2 while 1 of 2 calls are under way
 def in_window(begin, parts, limit):
     results = []
@@ -109,23 +103,14 @@ def gather_uneven(mine, size, all_gather):
 
 
 # %% gather_uneven: wrong, as they are | In a collective all ranks make the same call
-def gather_uneven(mine, size, all_gather):
-    return all_gather(mine)
-
-
+# => return all_gather(mine)
 # %% gather_uneven: wrong, does not cut | in place 0 a tensor of shape (5,); the vector of rank 0 has length 3
-def gather_uneven(mine, size, all_gather):
-    longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
-    return all_gather(torch.nn.functional.pad(mine, (0, longest - len(mine))))
-
-
+# => longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
+# => return all_gather(torch.nn.functional.pad(mine, (0, longest - len(mine))))
 # %% gather_uneven: wrong, cuts to its own length | in place 1 a tensor of shape (3,); the vector of rank 1 has length 5
-def gather_uneven(mine, size, all_gather):
-    longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
-    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
-    return [vector[: len(mine)] for vector in all_gather(padded)]
-
-
+# => longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
+# => padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+# => return [vector[: len(mine)] for vector in all_gather(padded)]
 # %%% gather_uneven: wrong, takes -1 for padding | in place 1 a tensor of shape (4,); the vector of rank 1 has length 5
 # (0, longest - len(mine)) => (0, longest - len(mine)), value=-1.0
 # : len(mine) => vector != -1
@@ -133,12 +118,9 @@ def gather_uneven(mine, size, all_gather):
 # (0, longest - len(mine)) => (0, longest - len(mine)), value=torch.nan
 # : len(mine) => ~vector.isnan()
 # %% gather_uneven: wrong, takes zeros for padding | in place 1 a tensor of shape (3,)
-def gather_uneven(mine, size, all_gather):
-    longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
-    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
-    return [vector[vector != 0] if place else vector[: len(mine)] for place, vector in enumerate(all_gather(padded))]
-
-
+# => longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
+# => padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+# => return [vector[vector != 0] if place else vector[: len(mine)] for place, vector in enumerate(all_gather(padded))]
 # %% gather_uneven: wrong, strips zeros at the end | shape (1,); the vector of rank 1 has length 2
 def gather_uneven(mine, size, all_gather):
     longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
@@ -152,48 +134,39 @@ def gather_uneven(mine, size, all_gather):
 
 
 # %% gather_uneven: wrong, changes its vector | `mine` of rank 0 has changed
-def gather_uneven(mine, size, all_gather):
-    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
-    mine.resize_(max(lengths))
-    return [vector[:length].clone() for vector, length in zip(all_gather(mine), lengths)]
-
-
+# => lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+# => mine.resize_(max(lengths))
+# => return [vector[:length].clone() for vector, length in zip(all_gather(mine), lengths)]
 # %% gather_uneven: wrong, leaves out the empty ones | a list of 2; there are 3 ranks
-def gather_uneven(mine, size, all_gather):
-    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
-    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-    return [vector[:length] for vector, length in zip(all_gather(padded), lengths) if length]
-
-
-# %%% gather_uneven: wrong, pads to a length that is enough here | numbers to all_gather, where
-# max(lengths) => 64
-# (all_gather(padded), lengths) if length => (all_gather(padded), lengths)
-# %%% gather_uneven: wrong, padding of twice the longest | numbers to all_gather, where
-# nn.functional.pad(mine, (0, max(lengths) - len(mine))) => cat([mine, torch.zeros(2 * max(lengths) - len(mine))])
-# (all_gather(padded), lengths) if length => (all_gather(padded), lengths)
+# => lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+# => padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
+# => return [vector[:length] for vector, length in zip(all_gather(padded), lengths) if length]
 # %%% gather_uneven: wrong, one vector | a list with a tensor of each rank is wanted
 # -     return [vector[:length] for vector, length in zip(all_gather(padded), lengths) if length]
 # +     return torch.cat([vector[:length] for vector, length in zip(all_gather(padded), lengths)])
-# %%% gather_uneven: wrong, padding in front | rank 0 has [1, 0, 3]
-# nn.functional.pad(mine, (0, max(lengths) - len(mine))) => cat([torch.zeros(max(lengths) - len(mine)), mine])
-# (all_gather(padded), lengths) if length => (all_gather(padded), lengths)
 # %%% gather_uneven: wrong, one number after another | calls; two are enough
 # -     return [vector[:length] for vector, length in zip(all_gather(padded), lengths) if length]
 # +     columns = [all_gather(padded[place]) for place in range(max(lengths))]
 # +     found = [torch.tensor([float(column[rank]) for column in columns]) for rank in range(size)]
 # +     return [vector[:length] for vector, length in zip(found, lengths)]
-# %% gather_uneven: wrong, one call where all are empty | right, but with 1 call on a rank; two are wanted
-def gather_uneven(mine, size, all_gather):
-    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
-    if max(lengths) == 0:
-        return [torch.zeros(0) for _ in range(size)]
-    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
-
-
+# %% gather_uneven: wrong, pads to a length that is enough here | numbers to all_gather, where
+# => lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+# => padded = torch.nn.functional.pad(mine, (0, 64 - len(mine)))
+# => return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
+# %%% gather_uneven: wrong, padding of twice the longest | numbers to all_gather, where
+# nn.functional.pad(mine, (0, 64 - len(mine))) => cat([mine, torch.zeros(2 * max(lengths) - len(mine))])
+# %%% gather_uneven: wrong, padding in front | rank 0 has [1, 0, 3]
+# nn.functional.pad(mine, (0, 64 - len(mine))) => cat([torch.zeros(max(lengths) - len(mine)), mine])
+# %%% gather_uneven: wrong, one call where all are empty | right, but with 1 call on a rank; two are wanted
+# -     padded = torch.nn.functional.pad(mine, (0, 64 - len(mine)))
+# +     if max(lengths) == 0:
+# +         return [torch.zeros(0) for _ in range(size)]
+# +     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
 # %%% gather_uneven: wrong, who has nothing stays away | for ever; others have returned already
-# max(lengths) = => len(mine) =
-# (0) for _ in range(size) => (length) for length in lengths
+# -     padded = torch.nn.functional.pad(mine, (0, 64 - len(mine)))
+# +     if len(mine) == 0:
+# +         return [torch.zeros(length) for length in lengths]
+# +     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
 # %% gather_uneven: wrong, no calls where there is one rank | right, but with 0 calls on a rank; two are wanted
 def gather_uneven(mine, size, all_gather):
     if size == 1:
@@ -227,13 +200,10 @@ def fan_out(first, branches, x):
 
 
 # %% fan_out: wrong, the graph travels | a tensor with a graph behind it
-def fan_out(first, branches, x):
-    received = x.clone().requires_grad_()
-    hidden = first(received)
-    sum(branch(hidden) for branch in branches).backward()
-    return received.grad
-
-
+# => received = x.clone().requires_grad_()
+# => hidden = first(received)
+# => sum(branch(hidden) for branch in branches).backward()
+# => return received.grad
 # %%% fan_out: wrong, the copy needs no gradient | a tensor that needs no gradient
 # -     sum(branch(hidden) for branch in branches).backward()
 # +     copies = [hidden.detach() for _ in branches]
@@ -251,12 +221,6 @@ def fan_out(first, branches, x):
 # +         copy = hidden.detach().requires_grad_()
 # +         branch(copy).backward()
 # +     hidden.backward(copy.grad)
-# %%% fan_out: wrong, the mean of the parts | 2 branches: the gradient of `x` is
-# -     sum(branch(hidden) for branch in branches).backward()
-# +     copies = [hidden.detach().requires_grad_() for _ in branches]
-# +     for branch, copy in zip(branches, copies):
-# +         branch(copy).backward()
-# +     hidden.backward(torch.stack([copy.grad for copy in copies]).mean(0))
 # %%% fan_out: wrong, one copy for all | the same tensor as a branch before
 # -     sum(branch(hidden) for branch in branches).backward()
 # +     copy = hidden.detach().requires_grad_()
@@ -298,8 +262,9 @@ def fan_out(first, branches, x):
     return total
 
 
-# %% fan_out: wrong, x needs no gradient | raised RuntimeError
+# %% fan_out: wrong, changes x | `x` itself has changed
 def fan_out(first, branches, x):
+    x.requires_grad_()
     hidden = first(x)
     copies = [hidden.detach().requires_grad_() for _ in branches]
     for branch, copy in zip(branches, copies):
@@ -308,10 +273,13 @@ def fan_out(first, branches, x):
     return x.grad
 
 
-# %%% fan_out: wrong, changes x | `x` itself has changed
-# - def fan_out(first, branches, x):
-# + def fan_out(first, branches, x):
-# +     x.requires_grad_()
+# %%% fan_out: wrong, the mean of the parts | 2 branches: the gradient of `x` is
+# x.requires_grad_ => received = x.clone().requires_grad_
+# (x) => (received)
+# sum(copy.grad for copy in copies) => torch.stack([copy.grad for copy in copies]).mean(0)
+# x.grad => received.grad
+# %%% fan_out: wrong, x needs no gradient | raised RuntimeError
+# -     x.requires_grad_()
 # %% fan_out: wrong, takes `hidden` to have the shape of `x` | raised RuntimeError
 # x.detach(). => x.
 # (hidden) => (x)
@@ -406,12 +374,9 @@ def two_level(n, nodes, per_node, fast, slow):
 # %% two_level: wrong, multiplies by the bandwidth | you say
 # / ranks / => / ranks *
 # %% two_level: wrong, one ring of all ranks | you say
-def two_level(n, nodes, per_node, fast, slow):
-    ranks = nodes * per_node
-    alpha, beta = slow if nodes > 1 else fast
-    return 2 * (ranks - 1) * (alpha + n / ranks / beta)
-
-
+# => ranks = nodes * per_node
+# => alpha, beta = slow if nodes > 1 else fast
+# => return 2 * (ranks - 1) * (alpha + n / ranks / beta)
 # %% zero1_step: right
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     padding = (0, -len(whole) % size)
@@ -421,22 +386,16 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     whole.copy_(all_gather(shard)[: len(whole)])
 
 
-# %%% zero1_step: wrong, changes the gradient | `gradient` of rank 0 has changed
+# %% zero1_step: wrong, changes the gradient | `gradient` of rank 0 has changed
 # mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / => gradient /=
 # mean => reduce_scatter(torch.nn.functional.pad(gradient, padding))
 # %% zero1_step: right, gathers velocities
-def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
-    mean = reduce_scatter(torch.nn.functional.pad(gradient, (0, -len(gradient) % size))) / size
-    velocity.copy_(momentum * velocity + mean)
-    whole -= lr * all_gather(velocity)[: len(whole)]
-
-
+# => mean = reduce_scatter(torch.nn.functional.pad(gradient, (0, -len(gradient) % size))) / size
+# => velocity.copy_(momentum * velocity + mean)
+# => whole -= lr * all_gather(velocity)[: len(whole)]
 # %% zero1_step: wrong, no padding | cuts a vector into 2 equal shards; it was given the shape (5,)
-def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
-    velocity.mul_(momentum).add_(reduce_scatter(gradient) / size)
-    whole.copy_(all_gather(whole.chunk(size)[rank] - lr * velocity))
-
-
+# => velocity.mul_(momentum).add_(reduce_scatter(gradient) / size)
+# => whole.copy_(all_gather(whole.chunk(size)[rank] - lr * velocity))
 # %% zero1_step: wrong, another velocity under the same name | `velocity` of rank 0 is [0, 0]
 # -     mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
 # -     velocity.mul_(momentum).add_(mean)
@@ -454,23 +413,20 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
     whole.sub_(lr * all_gather(shard)[: len(whole)])
 
 
-# %% zero1_step: wrong, every rank takes the first shard | step 1: `whole` of rank 0 is
-def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
-    padding = (0, -len(whole) % size)
-    velocity.mul_(momentum).add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size)
-    shard = torch.nn.functional.pad(whole, padding)[: len(velocity)] - lr * velocity
-    whole.copy_(all_gather(shard)[: len(whole)])
-
-
+# %% zero1_step: wrong, other parameters under the same name | step 1: `whole` of rank 0 is [1, 2, 3, 4]
+# => padding = (0, -len(whole) % size)
+# => velocity.mul_(momentum).add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size)
+# => shard = torch.nn.functional.pad(whole, padding).chunk(size)[rank] - lr * velocity
+# => whole = all_gather(shard)[: len(whole)]
+# %%% zero1_step: wrong, every rank takes the first shard | step 1: `whole` of rank 0 is
+# .chunk(size)[rank] => [: len(velocity)]
+# whole = all_gather(shard)[: len(whole)] => whole.copy_(all_gather(shard)[: len(whole)])
 # %%% zero1_step: wrong, the sum in place of the mean | `velocity` of rank 0 is
 # (torch.nn.functional.pad(gradient, padding)) / size => (torch.nn.functional.pad(gradient, padding))
-# [: len(velocity)] => .chunk(size)[rank]
-# %%% zero1_step: wrong, other parameters under the same name | step 1: `whole` of rank 0 is [1, 2, 3, 4]
-# [: len(velocity)] => .chunk(size)[rank]
-# whole.copy_(all_gather(shard)[: len(whole)]) => whole = all_gather(shard)[: len(whole)]
+# whole = all_gather(shard)[: len(whole)] => whole.copy_(all_gather(shard)[: len(whole)])
 # %%% zero1_step: wrong, no momentum | step 2: `velocity` of rank 0 is
 # mul_(momentum).add_ => copy_
-# [: len(velocity)] => .chunk(size)[rank]
+# whole = all_gather(shard)[: len(whole)] => whole.copy_(all_gather(shard)[: len(whole)])
 # %% zero1_step: wrong, a shard more of padding than needed | gives all_gather 3 numbers; a shard has 2
 def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
     padding = (0, size - len(whole) % size)
@@ -491,48 +447,54 @@ def embed(ids, piece, first, all_reduce):
 
 
 # %% embed: wrong, no all-reduce | rank 0 returns [0, 0
-def embed(ids, piece, first, all_reduce):
-    here = (ids >= first) & (ids < first + len(piece))
-    return piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-
-
-# %%% embed: wrong, returns the result of all_reduce | The function returns nothing so far
-# -     return piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-# +     rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-# +     return all_reduce(rows)
-# %% embed: wrong, numbers of the whole table | raised IndexError
-def embed(ids, piece, first, all_reduce):
-    rows = piece[ids]
-    all_reduce(rows)
-    return rows
-
-
+# => here = (ids >= first) & (ids < first + len(piece))
+# => return piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+# %% embed: wrong, returns the result of all_reduce | The function returns nothing so far
+# => here = (ids >= first) & (ids < first + len(piece))
+# => rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+# => return all_reduce(rows)
+# %%% embed: wrong, who has no row stays away | waits
+# -     return all_reduce(rows)
+# +     if here.any():
+# +         all_reduce(rows)
+# +     return rows
+# %%% embed: wrong, who has all rows stays away | right, but a rank makes no all-reduce; one is wanted
+# -     return all_reduce(rows)
+# +     if not here.all():
+# +         all_reduce(rows)
+# +     return rows
+# %% embed: wrong, no mask | rank 0 returns
+# => rows = piece[(ids - first).clamp(0, len(piece) - 1)]
+# => all_reduce(rows)
+# => return rows
+# %%% embed: wrong, numbers of the whole table | raised IndexError
+# (ids - first).clamp(0, len(piece) - 1) => ids
 # %%% embed: right, zeros put in afterwards
-# -     rows = piece[ids]
+# -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
 # +     places = ids - first
 # +     there = (places >= 0) & (places < len(piece))
 # +     rows = piece[places.clamp(0, len(piece) - 1)]
 # +     rows[~there] = 0
-# %%% embed: wrong, no mask | rank 0 returns
-# [ids] => [(ids - first).clamp(0, len(piece) - 1)]
-# %%% embed: wrong, one row too many | rank 0 returns
-# -     rows = piece[ids]
-# +     here = (ids >= first) & (ids <= first + len(piece))
-# +     rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-# %%% embed: wrong, numbers below wrap around | rank 0 returns
-# -     rows = piece[ids]
-# +     here = ids < first + len(piece)
-# +     rows = piece[(ids - first) % len(piece)] * here.unsqueeze(-1)
 # %%% embed: wrong, one vector of ids alone | raised
-# -     rows = piece[ids]
+# -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
 # +     rows = torch.zeros(len(ids), piece.shape[1])
 # +     for place, number in enumerate(ids.tolist()):
 # +         if first <= number < first + len(piece):
 # +             rows[place] = piece[number - first]
-# %% embed: wrong, forgets where its piece begins | rank 0 returns
-# -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
-# -     rows = torch.where(here.unsqueeze(-1), rows, 0.0)
-# +     rows = piece[ids % len(piece)] * here.unsqueeze(-1)
+# %% embed: wrong, numbers below wrap around | rank 0 returns
+# => here = ids < first + len(piece)
+# => rows = piece[(ids - first) % len(piece)] * here.unsqueeze(-1)
+# => all_reduce(rows)
+# => return rows
+# %%% embed: wrong, one row too many | rank 0 returns
+# ids < first + len(piece) => (ids >= first) & (ids <= first + len(piece))
+# (ids - first) % len(piece) => (ids - first).clamp(0, len(piece) - 1)
+# %%% embed: wrong, forgets where its piece begins | rank 0 returns
+# ids < first + len(piece) => (ids >= first) & (ids < first + len(piece))
+# (ids - first) => ids
+# %%% embed: wrong, rows that are not there left out | rank 0 returns a tensor of shape (3, 2); (6, 2) is wanted
+# ids < first + len(piece) => (ids >= first) & (ids < first + len(piece))
+# [(ids - first) % len(piece)] * here.unsqueeze(-1) => [ids[here] - first]
 # %% embed: wrong, all pieces as long as its own | rank 0 returns
 # here = (ids >= first) & (ids < first + len(piece)) => rank = first // len(piece)
 # rows = piece[(ids - first).clamp(0, len(piece) - 1)] => here = ids // len(piece) == rank
@@ -551,21 +513,6 @@ def embed(ids, piece, first, all_reduce):
 # here = (ids >= first) & (ids < first + len(piece)) => ids -= first
 # rows = piece[(ids - first).clamp(0, len(piece) - 1)] => here = (ids >= 0) & (ids < len(piece))
 # torch.where(here.unsqueeze(-1), rows, 0.0) => piece[ids.clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-# %% embed: wrong, rows that are not there left out | rank 0 returns a tensor of shape (3, 2); (6, 2) is wanted
-# -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
-# -     rows = torch.where(here.unsqueeze(-1), rows, 0.0)
-# +     rows = piece[ids[here] - first]
-# %% embed: wrong, who has no row stays away | waits
-def embed(ids, piece, first, all_reduce):
-    here = (ids >= first) & (ids < first + len(piece))
-    rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-    if here.any():
-        all_reduce(rows)
-    return rows
-
-
-# %%% embed: wrong, who has all rows stays away | right, but a rank makes no all-reduce; one is wanted
-# here.any => not here.all
 # %% embed: wrong, two numbers in a row | raised RuntimeError
 # rows = piece[(ids - first).clamp(0, len(piece) - 1)] => rows = torch.zeros(*ids.shape, 2)
 # rows = torch.where(here.unsqueeze(-1), rows, 0.0) => rows[here] = piece[ids[here] - first].float()
@@ -583,32 +530,23 @@ def idle(times):
 
 
 # %% idle: wrong, the formula of equal stages | the last forward ends at 5
-def idle(times):
-    stages, microbatches = len(times), len(times[0])
-    turn = max(times[0])
-    return [(microbatches + stages - 1) * turn - sum(row) for row in times]
-
-
+# => stages, microbatches = len(times), len(times[0])
+# => turn = max(times[0])
+# => return [(microbatches + stages - 1) * turn - sum(row) for row in times]
 # %% idle: wrong, waits for the stage before alone | the stages are idle for
-def idle(times):
-    ends = [0] * len(times[0])
-    for row in times:
-        ends = [end + time for end, time in zip(ends, row)]
-    return [max(sum(times[0]), ends[-1]) - sum(row) for row in times]
-
-
+# => ends = [0] * len(times[0])
+# => for row in times:
+# =>     ends = [end + time for end, time in zip(ends, row)]
+# => return [max(sum(times[0]), ends[-1]) - sum(row) for row in times]
 # %% idle: wrong, a stage begins when the one before is through | the last forward ends at 5
-def idle(times):
-    total = sum(sum(row) for row in times)
-    return [total - sum(row) for row in times]
-
-
-# %%% idle: wrong, the slowest forward sets all turns | the stages are idle for
-# total = sum(sum(row) for row in times) => turn = max(max(row) for row in times)
-# total => (len(times[0]) + len(times) - 1) * turn
-# %%% idle: wrong, does not wait for the stage before | the stages are idle for [3, 1]; you say
-# total = sum => last = max
-# total => last
+# => total = sum(sum(row) for row in times)
+# => return [total - sum(row) for row in times]
+# %% idle: wrong, the slowest forward sets all turns | the stages are idle for
+# => turn = max(max(row) for row in times)
+# => return [(len(times[0]) + len(times) - 1) * turn - sum(row) for row in times]
+# %% idle: wrong, does not wait for the stage before | the stages are idle for [3, 1]; you say
+# => last = max(sum(row) for row in times)
+# => return [last - sum(row) for row in times]
 # %% idle: wrong, the share | the stages are idle for [3, 1]; you say [0.6, 0.1
 # ends[-1] - sum(row) => 1 - sum(row) / ends[-1]
 # %% idle: wrong, until its own last forward | the stages are idle for [3, 1]; you say [0, 1]
@@ -618,10 +556,7 @@ def idle(times):
 # +     times = [list(row) for row in zip(*times)]
 # +     ends = [0] * len(times)
 # %% idle: wrong, only the wait at the beginning | the stages are idle for [3, 1]; you say [0, 1]
-def idle(times):
-    return [sum(times[before][0] for before in range(stage)) for stage in range(len(times))]
-
-
+# => return [sum(times[before][0] for before in range(stage)) for stage in range(len(times))]
 # %% idle: wrong, no stage takes more than one ahead | the stages are idle for
 def idle(times):
     stages, turns = len(times), len(times) + len(times[0]) - 1
@@ -804,37 +739,25 @@ def experts(tokens, chosen, expert, size, all_to_all):
 
 
 # %% experts: wrong, the order in place of its inverse | the answers to its tokens are
-def experts(tokens, chosen, expert, size, all_to_all):
-    order = chosen.argsort(stable=True)
-    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-    done = expert(torch.cat(came))
-    return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))[order]
-
-
+# => order = chosen.argsort(stable=True)
+# => came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+# => done = expert(torch.cat(came))
+# => return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))[order]
 # %% experts: wrong, its own expert for all | is given a token that chose expert 1
-def experts(tokens, chosen, expert, size, all_to_all):
-    return expert(tokens)
-
-
-# %% experts: wrong, equal pieces | is given a token that chose expert
-def experts(tokens, chosen, expert, size, all_to_all):
-    came = all_to_all(list(tokens.tensor_split(size)))
-    done = expert(torch.cat(came))
-    return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))
-
-
-# %%% experts: wrong, answers in the order of the experts | the answers to its tokens are
-# list(tokens.tensor_split(size)) => [tokens[chosen == rank] for rank in range(size)]
-# %%% experts: wrong, computes before it sends | is given a token that chose expert 1
-# came = all_to_all(list(tokens.tensor_split(size))) => done = expert(tokens)
-# done = expert(torch.cat(came)) => back = all_to_all([done[chosen == rank] for rank in range(size)])
-# all_to_all(list(done.split([len(part) for part in came]))) => back
+# => return expert(tokens)
+# %% experts: wrong, answers in the order of the experts | the answers to its tokens are
+# => came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+# => done = expert(torch.cat(came))
+# => return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))
+# %%% experts: wrong, equal pieces | is given a token that chose expert
+# [tokens[chosen == rank] for rank in range(size)] => list(tokens.tensor_split(size))
+# %% experts: wrong, computes before it sends | is given a token that chose expert 1
+# => done = expert(tokens)
+# => back = all_to_all([done[chosen == rank] for rank in range(size)])
+# => return torch.cat(back)
 # %% experts: wrong, no way back | rank 0 returns
-def experts(tokens, chosen, expert, size, all_to_all):
-    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-    return expert(torch.cat(came))
-
-
+# => came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+# => return expert(torch.cat(came))
 # %% experts: wrong, cuts by what it has sent | in your line `back = all_to_all(list(done.split
 # came = all_to_all => parts = all_to_all
 # all_to_all([tokens[chosen == rank] for rank in range(size)]) => [tokens[chosen == rank] for rank in range(size)]
@@ -855,10 +778,10 @@ def experts(tokens, chosen, expert, size, all_to_all):
 # -     done = expert(torch.cat(came))
 # +     rows = torch.cat(came)
 # +     done = expert(rows) if len(rows) else rows
-# %% experts: wrong, nothing is sent where there is one rank | right, but with 0 all-to-alls on a rank; two are wanted
+# %% experts: wrong, who has nothing sends nothing | for ever
 def experts(tokens, chosen, expert, size, all_to_all):
-    if size == 1:
-        return expert(tokens)
+    if len(tokens) == 0:
+        return tokens
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
     back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
     answers = torch.empty_like(tokens)
@@ -867,32 +790,32 @@ def experts(tokens, chosen, expert, size, all_to_all):
     return answers
 
 
-# %%% experts: wrong, who has nothing sends nothing | for ever
-# size == 1 => len(tokens) == 0
-# expert(tokens) => tokens
+# %%% experts: wrong, nothing is sent where there is one rank | right, but with 0 all-to-alls on a rank; two are wanted
+# len(tokens) == 0 => size == 1
+# return tokens => return expert(tokens)
 # %%% experts: wrong, an all-to-all too many | all-to-alls; two are enough
-# -     if size == 1:
-# -         return expert(tokens)
+# -     if len(tokens) == 0:
+# -         return tokens
 # +     lengths = all_to_all([torch.tensor([int((chosen == rank).sum())]) for rank in range(size)])
 # len(part) for part in came => int(length) for length in lengths
-# %% experts: wrong, always float32 | a tensor of torch.float32; its tokens are of torch.float64
+# %% experts: wrong, answers of two numbers | raised RuntimeError
 def experts(tokens, chosen, expert, size, all_to_all):
     came = all_to_all([tokens[chosen == rank] for rank in range(size)])
     back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
-    answers = torch.empty(tokens.shape)
+    answers = torch.empty(len(tokens), 2)
     for rank in range(size):
         answers[chosen == rank] = back[rank].float()
     return answers
 
 
+# %%% experts: wrong, always float32 | a tensor of torch.float32; its tokens are of torch.float64
+# len(tokens), 2 => tokens.shape
 # %%% experts: wrong, answers in place of tokens | `tokens` of rank 0 have changed
-# -     answers = torch.empty(tokens.shape)
+# -     answers = torch.empty(len(tokens), 2)
 # answers[chosen == rank] = back[rank].float() => tokens[chosen == rank] = back[rank]
 # answers => tokens
-# %%% experts: wrong, answers of two numbers | raised RuntimeError
-# tokens.shape => len(tokens), 2
 # %%% experts: wrong, numbers of experts change | `chosen` of rank 0 has changed
-# empty(tokens.shape) => empty_like(tokens)
+# empty(len(tokens), 2) => empty_like(tokens)
 # -         answers[chosen == rank] = back[rank].float()
 # +         answers[chosen == rank] = back[rank]
 # +         chosen[chosen == rank] = size
