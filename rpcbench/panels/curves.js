@@ -1,6 +1,7 @@
 // Curves over the steps of a pipeline that the panel has seen, and the files that it saves.
 
 const [CURVE_HEIGHT, CURVE_TOP, CURVE_EDGE] = [58, 24, 8]; // pixels: a curve, the top of its line, the room beside the line
+const NARROWEST = 130; // pixels of a curve, for its name and value
 
 const rateOf = (step) => step.samples && step.samples / durationOf(step);
 // All begin at 0 but the loss.
@@ -83,7 +84,8 @@ function curvesAbove(frame, choose) {
     steps = curveSteps(seen);
     const curves = CURVES.filter(({ value }) => steps.some((step) => isNumber(value(step))));
     box.hidden = !curves.length;
-    const wide = Math.floor(width / Math.max(1, curves.length));
+    const isNarrow = width < NARROWEST * curves.length; // then they stand in two rows
+    const wide = Math.floor(width / Math.max(1, isNarrow ? Math.ceil(curves.length / 2) : curves.length));
     const parts = [wide, shown, steps.length, steps[0], steps.at(-1)];
     const items = curves.map((curve) => ({ key: curve.key, parts, curve }));
     join(box, items, (_, { curve }) => drawCurve(curve, steps, shown, wide));

@@ -445,6 +445,19 @@ def test_curves_show_the_steps_seen_and_a_click_opens_one(show):
         assert steps(shown)[0] == step
 
 
+def test_names_of_curves_have_room_on_a_narrow_page(show, page):
+    at = world(2)
+    end = train(at, 1, loss=2.0)
+    train(at, 2, start=end, loss=1.0)
+    page.evaluate("document.body.style.width = '404px'")
+    shown = show("pipeline", at)
+    curves = [shown.page.locator(".rb-line").nth(n) for n in range(4)]
+    for curve in curves:
+        room, name = curve.bounding_box(), curve.locator("text").bounding_box()
+        assert name["x"] + name["width"] <= room["x"] + room["width"]
+    assert len({curve.bounding_box()["y"] for curve in curves}) == 2, "rows"
+
+
 def test_without_a_loss_there_is_no_curve_of_it(show):
     at = world(2)
     train(at, 1, 2)
