@@ -28,7 +28,7 @@ from rpcbench.pipeline import Pipeline, split
 from rpcbench.runtime import current
 from rpcbench.telemetry.trace import trace
 
-MEAN_GOAL = 1.2
+MEAN_GOAL = 1.1
 _NEAR = 1e-3
 _EMPTY = 32
 
