@@ -101,7 +101,7 @@ class RemoteModule(nn.Module):
 
     def _set_location(self, on: str | int, device: str, module_rref: RRef[Any]) -> None:
         self.on, self.device, self.module_rref = on, device, module_rref
-        targets = current.current_agent().values.routes.route_to(module_rref.owner().id, False).targets
+        targets = current.current_agent().calls.values.routes.route_to(module_rref.owner().id, False).targets
         # whether calls from here to the module's worker have a device map, by which results come back
         self.is_device_map_set = bool(targets)
 

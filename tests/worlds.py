@@ -99,7 +99,7 @@ def left(agents: list[Agent]) -> dict[str, Any]:
         if not any(row.get("ended") is None for row in own.get("graphs", {}).values()):
             own.pop("graphs", None)
     for agent in agents:
-        if channels := agent.parcels.open_channels():
+        if channels := agent.calls.parcels.open_channels():
             tables[agent.name]["listens"] = channels
     return {name: rows for name, rows in tables.items() if rows}
 
@@ -133,4 +133,4 @@ def far_world(directory: Path, count: int, **changes: Any) -> Iterator[list[Agen
 
 def entries(agent: Agent, to: Agent) -> list[StreamConnection]:
     """The connections that one agent has to another."""
-    return [entry.connection for entry in agent._peers._table.all_entries() if entry.peer.id == to.id]
+    return [entry.connection for entry in agent.links.peers._table.all_entries() if entry.peer.id == to.id]

@@ -93,7 +93,7 @@ class Engine:
     def __init__(self, agent: Agent, recorded: Callable[[int], Recorded], graph_events: GraphEvents) -> None:
         self._agent = agent
         self._machine = agent.machine
-        self._codec = agent.values.codec
+        self._codec = agent.calls.values.codec
         self._recorded = recorded
         self._graph_events = graph_events
         self._lock = threading.Lock()  # of the queues of passes; no torch code runs under it
@@ -140,7 +140,7 @@ class Engine:
         while True:
             # With one peer the gradients come over one connection: receive on this thread, which saves a switch.
             if begun.peer is not None and begun.jobs.empty():
-                self._agent.requests.receive_in_place(begun.peer, begun.jobs.empty)
+                self._agent.calls.receive_in_place(begun.peer, begun.jobs.empty)
             try:
                 job = begun.jobs.get_nowait()
             except queue.Empty:
@@ -198,7 +198,7 @@ class Engine:
         if begun is not None:
             begun.jobs.put(job)
         else:
-            self._agent.submit_here(job)
+            self._agent.calls.pool.submit_internal(job)
 
     def _receive_gradients(self, message: Gradients) -> None:
         try:

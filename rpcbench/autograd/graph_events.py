@@ -275,12 +275,12 @@ class GraphEvents:
     """Reports changes of `contexts`, the records of open contexts, as rows of the table "graphs"."""
 
     def __init__(self, agent: Agent, contexts: dict[int, Recorded]) -> None:
-        self._bus = agent.bus
+        self._bus = agent.links.bus
         self._bystander = Bystander("backward passes")
         self._contexts = contexts
         self._past: Table = {}  # the last rows of released contexts, oldest first
-        self._names = LeafNames(agent.values.present_values)
-        agent.bus.register_table("graphs", self._context_table)
+        self._names = LeafNames(agent.calls.values.present_values)
+        agent.links.bus.register_table("graphs", self._context_table)
 
     @_while_watched
     def report_change(self, kind: str, context: int) -> None:

@@ -368,7 +368,7 @@ class _Stays:
 def recorder(agent: Agent | None = None) -> AutogradRecorder:
     """Return the recorder of an agent, by default the current one. RuntimeError if RPC is not initialized."""
     try:
-        found = (agent or current.current_agent()).values.recorder
+        found = (agent or current.current_agent()).calls.values.recorder
     except RuntimeError as error:
         raise RuntimeError(f"{error} (Need to initialize distributed autograd, which RPC does.)") from None
     assert isinstance(found, AutogradRecorder), "an agent without distributed autograd"

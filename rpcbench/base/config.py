@@ -52,7 +52,7 @@ class WorldConfig:
     gpu: str = ""  # the only one that CUDA shows to it, as in CUDA_VISIBLE_DEVICES; empty: those of its environment
     environ: dict[str, str] = field(default_factory=dict)  # variables of its process, beside those of its host
     same_modes: bool = False  # calls from here run with autocast as it is here
-    held: bool = False  # calls of other members wait until the creator of the agent sets `agent.ready`
+    held: bool = False  # calls of other members wait until the creator of the agent sets `Bootstrap.ready`
     start_seconds: float = START_SECONDS  # for its launcher to start it, and for it to join
     stop_seconds: float = STOP_SECONDS  # for a worker to end, on request or after its world; then it is terminated
     suspect_seconds: float = 3.0  # of silence until a member on another host is reported as suspect,

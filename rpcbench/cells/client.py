@@ -364,7 +364,7 @@ class RunningCell:
             # A timeout of 0 is none: the client itself counts the cell's time.
             cell = part.cell_for_worker(self._cell)
             for value in cell.push.values():
-                self._agent.sources.check_function(worker, value)
+                self._agent.calls.sources.check_function(worker, value)
             future = self._agent.call(worker, run_cell, (cell,), timeout=0.0, label="this cell", own=True)
         except Exception as error:  # noqa: BLE001  (the other workers shall run it all the same)
             relay.drop_buffer(worker, self._cell.number)
@@ -443,7 +443,7 @@ class CellClient:
         prompts: InputRequests,
         changed: Callable[[], object],
     ) -> RunningCell:
-        origin = self.agent.values.current_cell()
+        origin = self.agent.calls.values.current_cell()
         cell = Cell(self._numbers.next(), code, inputs.push, inputs.want, inputs.value, inputs.leave, origin)
         members = [self.agent.member(name) for name in workers]
         prompts.pager &= len(members) == 1  # the notebook has one pager: several workers show pages as output

@@ -417,7 +417,7 @@ class CallOutput:
 
     def open_call_buffer(self, worker: int) -> OutputBuffer:
         """Return the buffer for the output of a call on a worker."""
-        name = self._agent.member_table.member_name(worker)
+        name = self._agent.links.members.member_name(worker)
         with self._lock:
             area = CallArea(self._display, name)
             self._areas.add(area)

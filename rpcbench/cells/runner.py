@@ -250,7 +250,7 @@ class CellRunner:
         try:
             try:
                 self._mark_running(job.key)
-                self._agent.values.remote_cell = job.cell.origin
+                self._agent.calls.values.remote_cell = job.cell.origin
                 return await self._run_in_shell(job.cell)
             finally:
                 self._clear_running()
@@ -280,7 +280,7 @@ class CellRunner:
             raise KeyboardInterrupt("the cell was interrupted before it began")
 
     def _clear_running(self) -> None:
-        self._agent.values.remote_cell = None
+        self._agent.calls.values.remote_cell = None
         with self._gate:
             self._running = None
 

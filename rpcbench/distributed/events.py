@@ -95,7 +95,7 @@ class CollectiveEvents:
     """The table of one agent: `agent.part(CollectiveEvents)`."""
 
     def __init__(self, agent: Agent | None = None) -> None:
-        self._bus = EventLog() if agent is None else agent.bus  # without an agent the table cannot be observed
+        self._bus = EventLog() if agent is None else agent.links.bus  # without an agent the table cannot be observed
         self._lock = threading.Lock()  # a thread that waits and one that breaks the world may end the same part
         self._open: dict[CollectivePart, None] = {}  # running, in order of entry
         self._ended: collections.deque[CollectivePart] = collections.deque()  # oldest first

@@ -226,7 +226,7 @@ class ShardEvents:
     """The tables of one agent: `agent.part(ShardEvents)`."""
 
     def __init__(self, agent: Agent) -> None:
-        self._bus = agent.bus
+        self._bus = agent.links.bus
         self._lock = threading.Lock()  # guards the next two; held for no user code
         self._watched: dict[str, tuple[weakref.ref[nn.Module], WatchedModel]] = {}
         self._unhook: list[Callable[[], object]] = []  # end the hooks on all optimizers

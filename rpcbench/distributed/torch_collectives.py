@@ -239,7 +239,7 @@ class TorchCollectives:
     def watch_changed(self) -> None:
         """Begin or end to report, as the event log is watched or not. Blocks for some 0.1 s at most."""
         with self._lock:
-            on = self._agent.bus.listening
+            on = self._agent.links.bus.listening
             if on == self._on:
                 return
             self._on = on

@@ -35,7 +35,7 @@ class Actions:
         self._lock = threading.Lock()  # guards `_rows` and `_running`; not held while an action runs
         self._rows: Table = {}  # the latest last
         self._running: dict[str, Future[None]] = {}
-        agent.bus.register_table("actions", self.table)
+        agent.links.bus.register_table("actions", self.table)
 
     @property
     def is_offered(self) -> bool:
@@ -102,4 +102,4 @@ class Actions:
         self._rows.pop(key, None)  # so that it is inserted as the last
         if row is not None:
             self._rows[key] = row
-        self._agent.bus.record_change("ActionChanged", "actions", key, lambda: row)
+        self._agent.links.bus.record_change("ActionChanged", "actions", key, lambda: row)

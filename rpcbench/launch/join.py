@@ -88,13 +88,13 @@ class AttachedCluster(BaseCluster):
         self.agent.owner = self
         self.agent.part(CellClient)  # on this thread, whose cell has the output of calls
         LaunchedTable(self.agent, self._visible_records, lambda name: "")
-        self.agent.ready.set()
+        self.agent.links.bootstrap.ready.set()
         atexit.register(self.shutdown)
 
     def _join_world(self, config: WorldConfig, deadline: float) -> RpcAgent:
         try:
             records = LaunchRecords(self._loss_reason, lambda: list(self._members))
-            held = replace(config, held=True)  # calls of workers wait until `__init__` sets `agent.ready`
+            held = replace(config, held=True)  # calls of workers wait until `__init__` sets `ready`
             return join_open_world(held, False, deadline, parts=[self._add_listeners], records=records)
         except IncompleteWorldError as error:
             raise RpcError(
@@ -108,7 +108,7 @@ class AttachedCluster(BaseCluster):
             ) from error
 
     def _add_listeners(self, agent: Agent) -> None:  # a part of the agent: it exists before the first message arrives
-        agent.on_notice(ENDS, lambda source, why: self._reason_received(agent.member_table.member_name(source), why))
+        agent.on_notice(ENDS, lambda source, why: self._reason_received(agent.links.members.member_name(source), why))
         agent.on_member(self._member_changed)
 
     def _await_workers(self, deadline: float) -> None:
@@ -150,7 +150,7 @@ class AttachedCluster(BaseCluster):
 
     @property
     def over(self) -> bool:
-        return self.agent.closing.is_set()
+        return self.agent.links.closing.is_set()
 
     @property
     def lost(self) -> list[str]:
@@ -190,7 +190,7 @@ class AttachedCluster(BaseCluster):
         self._location_of_worker(name)
         if name in self.workers:
             self.agent.notify(self._members[name].id, KILL, None)
-        if not self.agent.member_table.wait_until_reached(lambda: name in self.lost, _KILL_SECONDS):
+        if not self.agent.links.members.wait_until_reached(lambda: name in self.lost, _KILL_SECONDS):
             raise RpcError(f"timed out after {_KILL_SECONDS:g} s waiting for the end of {name}")
 
     def shutdown(self) -> None:

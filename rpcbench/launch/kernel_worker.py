@@ -258,7 +258,7 @@ def _serving_failed(serving: asyncio.Task[None]) -> None:
 
 def _end_with_world(agent: Agent, kernel: Any) -> None:
     """End the process once the world has ended: in good order, unless a cell or a thread keeps running."""
-    agent.closing.wait()
+    agent.links.closing.wait()
     agent.part(CellRunner).stop_serving()
     agent.shutdown(graceful=False)
     atexit.register(_leave_at_exit)

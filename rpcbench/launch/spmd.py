@@ -78,7 +78,7 @@ def run_program(agent: Agent, names: Sequence[str], backend: str | None, program
     """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`."""
     for name in names:
         # an unknown or lost one is an error before anything begins
-        agent.sources.check_function(agent.member(name).id, program)
+        agent.calls.sources.check_function(agent.member(name).id, program)
     _refuse_groups(agent, names)
     place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:

@@ -220,11 +220,11 @@ class LaunchedTable:
     """The table "launched": the workers that `started()` returns, each with the last lines of `log(name)`."""
 
     def __init__(self, agent: Agent, started: Callable[[], Iterable[WorkerRecord]], log: Callable[[str], str]) -> None:
-        self._bus = agent.bus
+        self._bus = agent.links.bus
         self._started, self._log = started, log
         self._lock = threading.Lock()  # guards `_rows`: panels read them on other threads
         self._rows: Table = {}
-        agent.bus.register_table("launched", self.table)
+        agent.links.bus.register_table("launched", self.table)
         agent.part(Health).others.append(self.update_rows)
 
     def table(self) -> Table:

@@ -92,11 +92,11 @@ def torchrun_world_size() -> int:
 
 def _print_invitation(agent: Agent, url: str) -> None:
     size = int(os.environ["WORLD_SIZE"])
-    if not agent.member_table.wait_until_reached(
+    if not agent.links.members.wait_until_reached(
         lambda: sum(info.id > 0 for info in agent.members()) == size, JOIN_SECONDS
     ):
         raise IncompleteWorldError(
-            f"waited {JOIN_SECONDS:g} s for {count_noun(size, 'rank')}, but {agent.member_table.describe_members()}"
+            f"waited {JOIN_SECONDS:g} s for {count_noun(size, 'rank')}, but {agent.links.members.describe_members()}"
         )
     workers = f"{count_noun(size, 'worker')} wait{'s' if size == 1 else ''}"
     sys.stdout.write(f'{workers} for a notebook: %cluster join {url} (in Python: rpcbench.Cluster.join("{url}"))\n')
@@ -155,7 +155,7 @@ class TorchrunShutdown:
             said.wait(_REASON_SECONDS)
 
     def _end_with_world(self) -> None:
-        self._agent.closing.wait()
+        self._agent.links.closing.wait()
         if self._leaves:
             return  # the other thread ends the process
         sys.stderr.write(f"{self._agent.name}: the worker of rank 0 has ended, and the world with it\n")

@@ -74,7 +74,7 @@ def await_members(count: int) -> WorkerLocation:
 
 def _end_with_world(agent: Agent, runner: CellRunner, seconds: float | None) -> None:
     """Free the main thread once the world has ended; end the process after `seconds` if a cell still runs."""
-    agent.closing.wait()
+    agent.links.closing.wait()
     runner.stop_serving()
     if seconds is not None:
         time.sleep(seconds + SPARE_SECONDS)  # the process ends meanwhile if the main thread does
@@ -84,7 +84,7 @@ def _end_with_world(agent: Agent, runner: CellRunner, seconds: float | None) -> 
 def register_handlers(agent: Agent) -> None:
     """Register the handlers of LEAVE, STOP and STACKS_SIGNAL, and adapt torch; before the agent starts, as LEAVE may
     arrive at once."""
-    agent.on_notice(LEAVE, lambda source, _: agent.closing.set())
+    agent.on_notice(LEAVE, lambda source, _: agent.links.closing.set())
     agent.on_notice(STOP, lambda source, _: agent.part(CellRunner).interrupt_main_thread())
     agent.part(StackDump)
     adapt_torch()

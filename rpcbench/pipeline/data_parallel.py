@@ -166,7 +166,7 @@ class ReplicaGroup:
         self.peers = [rank for rank in range(len(self.ids)) if rank != self.rank]
         self._collective_events, self._names = (
             agent.part(CollectiveEvents),
-            tuple(agent.member_table.member_name(id_) for id_ in self.ids),
+            tuple(agent.links.members.member_name(id_) for id_ in self.ids),
         )
         self._count = 0  # operations for one stage in a step: the same on all replicas
         self.since = _NO_GROUP  # the step in which the group was made, the same on all replicas

@@ -184,13 +184,13 @@ class ProcessWatch:
 
     def lost_workers(self) -> list[int]:
         """Return the ids of the workers that are known to be lost."""
-        return self._agent.member_table.departed_members(self.processes)
+        return self._agent.links.members.departed_members(self.processes)
 
     def wait_for_lost_workers(self, error: BaseException | None) -> list[int]:
         """As `lost_workers`, after an error that a loss may have caused: waits for the report as long as it may
         take."""
         seconds = _REPORT_SECONDS if isinstance(error, WorkerLostError) else _DOUBT_SECONDS
-        self._agent.member_table.wait_until_reached(lambda: bool(self.lost_workers()), seconds)
+        self._agent.links.members.wait_until_reached(lambda: bool(self.lost_workers()), seconds)
         return self.lost_workers()
 
     def describe_phase(self, id_: int, step: int, ops: Sequence[Op]) -> str:
@@ -212,4 +212,4 @@ class ProcessWatch:
         return gone.reason if gone is not None else "it has been restarted since"
 
     def worker_name(self, id_: int) -> str:
-        return self._agent.member_table.member_name(id_)
+        return self._agent.links.members.member_name(id_)

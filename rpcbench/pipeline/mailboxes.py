@@ -182,7 +182,8 @@ class Mailbox:
         else:
             if slot.kind in COUNTED and self._credits is not None:
                 self._await_credit(self._credits, slot)
-            self._agent.parcels.send_parcel(to, self._key, slot, str(slot), values[0] if len(values) == 1 else values)
+            packed = values[0] if len(values) == 1 else values
+            self._agent.calls.parcels.send_parcel(to, self._key, slot, str(slot), packed)
 
     def _await_credit(self, credits_: FlowControl, slot: Slot) -> None:
         of = channel_of(slot)
@@ -207,4 +208,4 @@ class Mailbox:
 
 def _receive_for_slot(agent: Agent, placement: StagePlacement, reached: Waits, slot: Slot) -> None:
     if (sender := placement.sender_of(slot)) is not None:
-        agent.requests.receive_until(sender, lambda: not reached(), _QUIET_SECONDS)
+        agent.calls.receive_until(sender, lambda: not reached(), _QUIET_SECONDS)

@@ -146,7 +146,7 @@ class _Directory:
 
     def __init__(self, agent: Agent) -> None:
         self.workers: weakref.WeakValueDictionary[str, StageWorker] = weakref.WeakValueDictionary()
-        self._member_table = agent.member_table
+        self._member_table = agent.links.members
         agent.on_member(self._member_changed)
         agent.on_notice(ENDS, self._abort_received)
         agent.on_notice(CREDITS, self._credit_received)
@@ -233,8 +233,8 @@ class StageWorker:
             else None
         )
         agent.part(_Directory).workers[key] = self
-        agent.parcels.add_listener(key, mail)
-        weakref.finalize(self, agent.parcels.remove_listener, key, mail)
+        agent.calls.parcels.add_listener(key, mail)
+        weakref.finalize(self, agent.calls.parcels.remove_listener, key, mail)
 
     # -- gradients
     def keep_gradients(self, context: int) -> None:

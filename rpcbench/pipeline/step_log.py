@@ -208,10 +208,10 @@ class OpLog:
     """The log of an agent's steps, one for each agent: `agent.part(OpLog)`."""
 
     def __init__(self, agent: Agent) -> None:
-        self._id, self._bus = agent.id, agent.bus
+        self._id, self._bus = agent.id, agent.links.bus
         self._steps: dict[int, StepRecord] = {}
-        agent.bus.register_table("steps", lambda: {logged.key: logged.row for logged in self._kept_steps()})
-        agent.bus.register_table(
+        agent.links.bus.register_table("steps", lambda: {logged.key: logged.row for logged in self._kept_steps()})
+        agent.links.bus.register_table(
             "ops", lambda: {key: row for logged in self._kept_steps() for key, row in logged.op_rows().items()}
         )
 

@@ -37,7 +37,7 @@ class RpcAgent(Agent):
 
     def _get_device_map(self, dst: WorkerInfo) -> dict[torch.device, torch.device]:
         """Return the device map for calls of a worker: device here -> device there."""
-        return dict(self.values.routes.route_to(dst.id, False).targets)
+        return dict(self.calls.values.routes.route_to(dst.id, False).targets)
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
         """Wait until no call of this member is in flight.
@@ -46,7 +46,7 @@ class RpcAgent(Agent):
             shutdown: Ignored, as `shutdown()` of the module leaves the world.
             timeout: Seconds; 0 for no limit.
         """
-        self.pending.settle(timeout or None)
+        self.calls.pending.settle(timeout or None)
 
     def sync(self) -> None:
         """Do nothing: a call that was made has been handed to the transport."""
@@ -55,11 +55,11 @@ class RpcAgent(Agent):
         """Return counts of threads and calls: `agent.thread_pool_size`, `agent.num_idle_threads`, `*_active_calls`."""
         served, called = self.machine.read_node(lambda node: (len(node.calls.serving), len(node.calls.outgoing)))
         metrics = {
-            "agent.thread_pool_size": self._pool.limit,
-            "agent.num_idle_threads": max(0, self._pool.limit - self._pool.busy),
+            "agent.thread_pool_size": self.calls.pool.limit,
+            "agent.num_idle_threads": max(0, self.calls.pool.limit - self.calls.pool.busy),
             "agent.client_active_calls": called,
             "agent.server_active_calls": served,
-            "agent.server_active_async_calls": len(self.asynchronous),
+            "agent.server_active_async_calls": len(self.calls.asynchronous),
         }
         if self._profiles_gil:
             waits, seconds = self._gil_waits
@@ -74,7 +74,7 @@ class RpcAgent(Agent):
         """Measure for each served call how long its thread waits for the GIL; `get_metrics` then has the mean."""
         self._profiles_gil = flag
         # Swapped, not tested in each call: a call that is not profiled pays nothing.
-        self._dispatcher.run = self._serve_timed if flag else functools.partial(server.serve_request, self)
+        self.dispatcher.run = self._serve_timed if flag else functools.partial(server.serve_request, self)
         self._gil_waits = (0, 0.0)
 
     def _serve_timed(self, source: int, message: Call | Create | Fetch) -> None:

@@ -229,14 +229,14 @@ def _to_worker_info(to: int | str | WorkerInfo) -> WorkerInfo:
 
 def get_rpc_timeout() -> float:
     """Return the timeout in seconds of calls that name none; 0 for no limit."""
-    return current.current_agent().rpc_timeout
+    return current.current_agent().calls.rpc_timeout
 
 
 def _set_rpc_timeout(seconds: float) -> None:
     given: object = seconds
     if not isinstance(given, Real):
         raise TypeError(f"incompatible function arguments: a timeout is in seconds, not {seconds!r}")
-    current.current_agent().rpc_timeout = seconds
+    current.current_agent().calls.rpc_timeout = seconds
 
 
 # -- the agent
@@ -249,7 +249,7 @@ def _set_and_start_rpc_agent(agent: Agent) -> None:
     if not isinstance(agent, Agent):
         raise TypeError(f"an agent must be an rpcbench Agent, or derive from it, to take calls; not {agent!r}")
     current.register_agent(agent)
-    agent.ready.set()
+    agent.links.bootstrap.ready.set()
 
 
 def _init_rpc_states(agent: Any) -> None:
@@ -258,7 +258,7 @@ def _init_rpc_states(agent: Any) -> None:
     if not _is_current_rpc_agent_set():
         _set_and_start_rpc_agent(agent)
     elif isinstance(agent, Agent):
-        agent.ready.set()
+        agent.links.bootstrap.ready.set()
 
 
 def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
@@ -299,7 +299,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
 def _let_go(agent: Agent) -> None:
     if agent.machine.read_node(lambda node: node.members.ended):
-        gone = agent.member_table.unreachable_error(0, "it is gone")
+        gone = agent.links.members.unreachable_error(0, "it is gone")
         raise WorkerLostError(f"the world of {agent.name} has ended before all were done: {gone}")
     with current.use_agent(agent):
         _delete_all_user_and_unforked_owner_rrefs()

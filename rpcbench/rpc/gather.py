@@ -261,7 +261,7 @@ def _send_result(agent: Agent, states: AllGatherStates, timeout: float) -> None:
         except RpcError as error:
             errors[name] = error
     if errors:
-        seconds = agent.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else timeout
+        seconds = agent.calls.rpc_timeout if timeout == UNSET_RPC_TIMEOUT else timeout
         raise RpcTimeoutError(
             f"Followers {sorted(errors)} timed out in _all_gather after {seconds:.2f} seconds. The first exception is "
             f"{next(iter(errors.values()))}"

@@ -236,12 +236,12 @@ def start_agent(
     """
     keep_freed_memory()
     agent = RpcAgent(config, RRef.from_existing, link, records)
-    agent.values.recorder = AutogradRecorder(agent)
+    agent.calls.values.recorder = AutogradRecorder(agent)
     for part in (Publisher, Watchdog, Health, *parts):
         agent.part(part)
-    agent.bus.on_watch.append(lambda: _torch_collectives(agent))
+    agent.links.bus.on_watch.append(lambda: _torch_collectives(agent))
     current.start_agent(agent, timeout)
-    if problem := agent.values.routes.device_map_error(config.world_size is not None):
+    if problem := agent.calls.values.routes.device_map_error(config.world_size is not None):
         # Graceful: the peers find the same problem, but must have seen a complete world first.
         agent.shutdown()
         raise ValueError(problem)
@@ -405,7 +405,7 @@ def _log_missing_workers(name: str) -> Iterator[_Part]:
     agents: list[Agent] = []
 
     def tell() -> None:
-        census = agents[-1].member_table.describe_members() if agents else "only 0 came: not even member 0 answered"
+        census = agents[-1].links.members.describe_members() if agents else "only 0 came: not even member 0 answered"
         _log.warning("%s waits for its world; %s", name, census)
 
     timer = threading.Timer(_LONG_SECONDS, tell)

@@ -45,7 +45,7 @@ class RRef(RRefHandle, Generic[T]):
                 "type_hint should only be specified when the RRef being created contains a ScriptModule. Leave it out"
             )
         agent = current.current_agent()
-        made = agent.values.make_owner_handle(value)
+        made = agent.calls.values.make_owner_handle(value)
         RRefHandle.__init__(self, agent, made._rref, made._owner, None, made._value, made._type)
         self._confirmed_names, self._class_request, self._site = set(), None, made._site
 
@@ -76,7 +76,7 @@ class RRef(RRefHandle, Generic[T]):
         if self.is_owner():
             return True
         created = self._creation is None or (self._creation.done() and self._creation_error() is None)
-        return created and self._agent.values.is_confirmed(self._fork)
+        return created and self._agent.calls.values.is_confirmed(self._fork)
 
     # -- the value
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:

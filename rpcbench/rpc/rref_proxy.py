@@ -61,7 +61,7 @@ def run_method(rref: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, 
 def run_method_there(worker: int, serial: int, incarnation: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
     """As `run_method`, for the RRef with this id: the caller holds it during the call, so no fork need be sent."""
     return _run_method(
-        current.current_agent().values.live_future(Id(worker, serial, incarnation)).wait(), method, args, kwargs
+        current.current_agent().calls.values.live_future(Id(worker, serial, incarnation)).wait(), method, args, kwargs
     )
 
 

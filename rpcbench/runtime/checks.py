@@ -41,14 +41,14 @@ def find_leaks(agent: Agent) -> list[Leak]:
 
 
 def _owned_leaks(agent: Agent) -> list[Leak]:
-    names = agent.member_table.member_name
+    names = agent.links.members.member_name
 
     def rows(node: Node) -> list[tuple[Id, Owned, dict[Id, int]]]:
         return [(rref, owned, dict(owned.forks)) for rref, owned in node.rrefs.owned.items()]
 
     found = []
     for rref, owned, forks in agent.machine.read_node(rows):
-        site = agent.values.creation_site_of(rref)
+        site = agent.calls.values.creation_site_of(rref)
         holders = tuple(names(holder) for holder in forks.values())
         found.append(Leak(rref, tuple(forks), agent.name, holders, owned.type, str(site or ""), False))
     return found
@@ -61,6 +61,6 @@ def _held_leaks(agent: Agent) -> list[Leak]:
         fork = handle._fork
         user = users.get(fork) if fork is not None else None
         if fork is not None and user is not None and not handle._released:  # the owner may not know of it yet
-            owner, site = agent.member_table.member_name(user.owner), str(handle._site or "")
+            owner, site = agent.links.members.member_name(user.owner), str(handle._site or "")
             found.append(Leak(handle._rref, (fork,), owner, (agent.name,), user.type, site, True))
     return found

@@ -287,7 +287,7 @@ class Watchdog:
 
     def _break_cycle(self, circle: list[Fact]) -> None:
         """Break one wait of a cycle. Every member that finds the cycle chooses the same wait."""
-        text = describe_cycle(circle, self._agent.member_table.member_name)
+        text = describe_cycle(circle, self._agent.links.members.member_name)
         at = next(index for index, fact in enumerate(circle) if fact.state == "waits")
         victim, need = circle[at], circle[(at + 1) % len(circle)]
         self._agent.notify(victim.at, BREAK, [victim.call, need.call, text])
@@ -310,9 +310,9 @@ class Watchdog:
         try:
             for member, calls in questions.items():
                 self._agent.notify(member, ASK, [number, calls])
-            until = self._agent.clock() + _ANSWER_SECONDS
+            until = self._agent.links.clock() + _ANSWER_SECONDS
             while len(found) < len(questions):
-                member, (facts, others) = answers.get(timeout=max(0.0, until - self._agent.clock()))
+                member, (facts, others) = answers.get(timeout=max(0.0, until - self._agent.links.clock()))
                 found[member] = [_decode_fact(fact) for fact in facts], [_decode_other_wait(other) for other in others]
         except queue.Empty:
             pass  # a silent member is stopped, or busy in code that lets no other thread run
@@ -365,7 +365,8 @@ class Watchdog:
         if state == "begun":
             state = "runs" if not needs else "asks" if doing is None else "waits"
         places = doing.places if doing else ()
-        return Fact(CallKey(source, number), self._agent.id, label, state, self._agent.clock() - since, needs, places)
+        age = self._agent.links.clock() - since
+        return Fact(CallKey(source, number), self._agent.id, label, state, age, needs, places)
 
     # -- the calls behind a future
     def _needs_of_future(self, future: Future[Any] | None) -> tuple[Need, ...]:
@@ -373,9 +374,9 @@ class Watchdog:
         return tuple(need for origin in origins for need in self._needs_of(origin))
 
     def _needs_of(self, origin: Future[Any]) -> tuple[Need, ...]:
-        number = self._agent.pending.find_number(origin)
+        number = self._agent.calls.pending.find_number(origin)
         if number is None:
-            rref = self._agent.values.find_rref(origin)
+            rref = self._agent.calls.values.find_rref(origin)
             return () if rref is None else self._creating_calls(rref)
         waiting = self._agent.machine.read_node(lambda node: node.calls.outgoing.get(number))
         return () if waiting is None else (Need(CallKey(self._agent.id, number), waiting.to),)
@@ -399,7 +400,7 @@ class Watchdog:
             fresh = {need.call for need in needs} - self._reported_calls
             if doing.thread in overdue and fresh:
                 self._reported_calls |= fresh
-                lines = "\n".join(describe_waits(needs, inquiry.facts, self._agent.member_table.member_name))
+                lines = "\n".join(describe_waits(needs, inquiry.facts, self._agent.links.members.member_name))
                 _log.warning("%s has waited %.0f s\n%s", self._agent.name, overdue[doing.thread], lines)
 
 

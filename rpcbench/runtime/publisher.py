@@ -65,7 +65,7 @@ class Health:
         self._before: tuple[float, float] | None = None  # (time, CPU seconds) at the last request
         self._memory: tuple[float, int | None] = float("-inf"), None  # (time, bytes) of the last measurement
         self._process, self._ram = psutil.Process(), psutil.virtual_memory().total
-        agent.bus.register_table("health", self.health_table)
+        agent.links.bus.register_table("health", self.health_table)
         agent.on_notice(LOOK, self._probe_received)
 
     def health_table(self) -> Table:
@@ -81,15 +81,15 @@ class Health:
         key, row = str(self._agent.id), self._measure_health(question)
         with self._lock:
             self._rows[key] = row
-        self._agent.bus.record_change("Measured", "health", key, partial(self._rows.get, key))
+        self._agent.links.bus.record_change("Measured", "health", key, partial(self._rows.get, key))
 
     def _measure_health(self, question: int) -> Row:
         agent = self._agent
-        peers = {str(peer): list(count) for peer, count in sorted(agent._peers.traffic_by_member().items())}
+        peers = {str(peer): list(count) for peer, count in sorted(agent.links.peers.traffic_by_member().items())}
         return {
             "question": question, "pid": os.getpid(), "host": host_id(), "cpu": self._cpu_share(),
             "memory": self._unshared_memory(),
-            "ram": self._ram, "busy": agent._pool.busy, "waiting": agent._pool.waiting,
+            "ram": self._ram, "busy": agent.calls.pool.busy, "waiting": agent.calls.pool.waiting,
             "queued": agent.machine.read_node(_count_queued_calls), "cells": self.count_cells(), "peers": peers,
             "awaits": self._awaited_members(),
             "gpu": gpus.gpu_report(),
@@ -139,7 +139,7 @@ class Publisher:
         self._send_lock = threading.Lock()  # held from draining to sending, so that batches leave in order
         self._watchers: dict[int, int] = {}  # id → level: what it asks for
         self._thread: threading.Thread | None = None
-        agent.bus.hide(WATCH, TELEMETRY)  # else each batch would be an event of the next one
+        agent.links.bus.hide(WATCH, TELEMETRY)  # else each batch would be an event of the next one
         agent.on_notice(WATCH, self._request_received)
         agent.on_member(lambda kind, who, reason: self._remove_watcher(who.id) if kind in GONE else None)
 
@@ -168,12 +168,12 @@ class Publisher:
                 return
             self._update_recording()
             if not self._watchers:
-                self._agent.bus.changes_ready.notify_all()  # wakes the thread, which ends
+                self._agent.links.bus.changes_ready.notify_all()  # wakes the thread, which ends
         self._watch_changed()
 
     def _watch_changed(self) -> None:
         """Let features begin or end to report. Without a lock, as they may block."""
-        for changed in self._agent.bus.on_watch:
+        for changed in self._agent.links.bus.on_watch:
             changed()
 
     def _update_recording(self) -> None:
@@ -181,10 +181,10 @@ class Publisher:
         messages = MESSAGES in self._watchers.values()
         self._agent.listen(bool(self._watchers), messages)
         if not messages:
-            self._agent.bus.forget_messages()
+            self._agent.links.bus.forget_messages()
 
     def _publish_loop(self) -> None:
-        bus = self._agent.bus
+        bus = self._agent.links.bus
         while True:
             bus.changes_ready.wait_for(lambda: bus.filled or self._has_ended())
             with self._lock:
@@ -201,8 +201,8 @@ class Publisher:
 
     def _send_batch(self, most: int) -> None:
         with self._send_lock:
-            batch = self._agent.machine.read_node(lambda _: self._agent.bus.drain_changes(most))
-            messages, missed = self._agent.bus.drain_messages(most)
+            batch = self._agent.machine.read_node(lambda _: self._agent.links.bus.drain_changes(most))
+            messages, missed = self._agent.links.bus.drain_messages(most)
             if batch.rows or messages:
                 report = {"rows": batch.rows, "batch": batch.number, "dropped": batch.dropped}
                 self._send_to_watchers({**report, "messages": [tuple(row) for row in messages], "missed": missed})
@@ -215,7 +215,7 @@ class Publisher:
 
     def _send_snapshot(self) -> None:
         batch, tables = self._agent.snapshot()
-        clock = self._agent.clock()
+        clock = self._agent.links.clock()
         self._send_to_watchers(
             {"snapshot": tables, "batch": batch, "incarnation": self._agent.incarnation, "clock": clock}
         )

@@ -27,24 +27,25 @@ from typing import Any
 import torch
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.config import UNSET_TIMEOUT
+from rpcbench.base.config import UNSET_TIMEOUT, WorldConfig
 from rpcbench.base.errors import NOT_INITIALIZED, RpcError
 from rpcbench.base.futures import Answer, Future, HelpAlong, Later, Waits, make_future
-from rpcbench.base.ids import OWN, Counter
+from rpcbench.base.ids import COUNTER_BITS, OWN, Counter
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.calls import not_sent_error
 from rpcbench.protocol.node import Node
-from rpcbench.runtime.channels import Channels
-from rpcbench.runtime.connections import ConnectionManager
-from rpcbench.runtime.handles import CreationSite, RRefHandle
-from rpcbench.runtime.interceptors import Interceptors
+from rpcbench.runtime.channels import Channels, Parcels
+from rpcbench.runtime.handles import CreationSite, HandleRuntime, RRefHandle
+from rpcbench.runtime.interceptors import AgentHooks
+from rpcbench.runtime.links import AgentLinks
 from rpcbench.runtime.locked_node import EffectTable, LockedNode, uninterrupted
 from rpcbench.runtime.members import GONE, Members
-from rpcbench.runtime.pool import LONG, PoolThread
-from rpcbench.runtime.timers import Deadlines, MaintenanceThread
+from rpcbench.runtime.pool import LONG, Pool, PoolThread
+from rpcbench.runtime.timers import Deadlines
+from rpcbench.runtime.values import MakeHandle, ObjectStore
 from rpcbench.serialization.functions_used import module_functions
 from rpcbench.serialization.importable import content_fingerprint, is_importable, load_packages_of
-from rpcbench.wire.messages import Call, Create, Fetch
+from rpcbench.wire.messages import Call, Create, Fetch, new_tuple
 
 _LEAST_SECONDS = 0.0001  # left, at least, for a call that has waited for its receiver
 
@@ -87,15 +88,11 @@ class PendingCalls:
     """The pending calls of this member, with deadlines. `first`: the number of the first call."""
 
     def __init__(
-        self,
-        first: int,
-        effects: EffectTable,
-        later: Later,
-        cancel: Callable[[int], None],
+        self, first: int, machine: LockedNode, effects: EffectTable, later: Later, deadlines: Deadlines,
         on_long: Callable[[float], object],
-    ) -> None:
-        self.deadlines = Deadlines()
-        self._later, self._cancel, self._on_long = later, cancel, on_long
+    ) -> None:  # fmt: skip
+        self._machine, self._later, self._on_long = machine, later, on_long
+        self.deadlines = deadlines
         self._numbers, self._own_numbers = Counter(first), Counter(first | OWN)  # own: of calls that rpcbench makes
         self._idle = Condition()  # notified when no call is left
         self._calls: dict[int, Future[Any]] = {}  # no lock: each step is one of Python's
@@ -143,6 +140,9 @@ class PendingCalls:
     def has_pending(self) -> bool:
         return bool(self._calls)
 
+    def _cancel(self, call: int) -> None:
+        self._machine.feed_event(lambda node: node.cancel_call(call))
+
     def _fail(self, number: int, error: Exception) -> None:
         def answer() -> None:
             raise error
@@ -162,28 +162,52 @@ class PendingCalls:
         return len(self._calls)
 
 
-class RequestSender:
-    """Sends the requests of one agent. `send_request` transmits a numbered message; `running`: whether the agent
-    runs."""
+class AgentCalls:
+    """The calls of one agent, by it and to it: the pending ones, the threads that run functions, and the values.
+    `send_request` transmits a numbered message."""
 
     def __init__(
-        self,
-        machine: LockedNode,
-        peers: ConnectionManager,
-        maintenance: MaintenanceThread,
-        links: Interceptors,
-        send: Callable[[fx.Send, bool], None],
-        running: Callable[[], bool],
-    ) -> None:
-        self._machine, self._maintenance, self._links = machine, maintenance, links
-        self._find = peers.find
-        self._send, self._running = send, running
+        self, agent: HandleRuntime, config: WorldConfig, machine: LockedNode, effects: EffectTable, pool: Pool,
+        links: AgentLinks, make: MakeHandle, hooks: AgentHooks, notify: Notify,
+    ) -> None:  # fmt: skip
+        self.rpc_timeout = config.rpc_timeout
+        self.asynchronous: set[tuple[int, int]] = set()  # (caller, call) with a Future that is not done
+        self.pool = pool
+        # Numbers of calls differ between incarnations, as a call may outlive its caller.
+        first, deadlines = agent.incarnation << COUNTER_BITS, links.maintenance.deadlines
+        self.pending = PendingCalls(first, machine, effects, pool.spawn_job, deadlines, hooks.report_wait)
+        self.values = ObjectStore(agent, machine, effects, pool.spawn_job, make, links.clock, hooks)
+        self.parcels = Parcels(self.values, machine, effects)
+        self.sources = SourceCheck(agent.id, links.members, links.channels, notify)
+        self._agent, self._machine, self._links = agent, machine, links
+
+    def send_call(
+        self, to: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None, label: str,
+        seconds: float | None, holding: Sequence[RRefHandle], site: CreationSite | None = None, own: bool = False,
+    ) -> Future[Any]:  # fmt: skip
+        keeps = [*holding]
+        self.sources.check_function(to, function)
+        body, forks, scope = self.values.pack_call(to, function, tuple(args), kwargs, label, keeps)
+        number = self.pending.new_number(own)
+        future = self.pending.create_future(number, partial(self.receive_in_place, to), keeps, site)
+        self.send_request(to, new_tuple(Call, (number, label, seconds, forks, scope, body)), seconds)
+        return future
+
+    def send_fetch(
+        self, owner: int, handle: RRefHandle, seconds: float | None, site: CreationSite | None = None
+    ) -> Future[Any]:
+        scope = self.values.message_scope(owner, "to_here")
+        receive = partial(self.receive_in_place, owner)
+        number, keeps = self.pending.new_number(), (handle,)  # the fork must stay alive until the reply
+        future = self.pending.create_future(number, receive, keeps, site)
+        self.send_request(owner, Fetch(number, handle._rref, seconds, scope), seconds)
+        return future
 
     def wait_for_room(self, to: int, label: str, seconds: float | None) -> float | None:
         """Wait, before a call, while its receiver is far behind (backpressure); return the seconds that the call then
         has. RpcTimeoutError if none are left; nothing has been sent then. Later steps never block, so they can defer
         Ctrl-C."""
-        if (connection := self._find(to)) is None or not connection.is_full:
+        if (connection := self._links.peers.find(to)) is None or not connection.is_full:
             return seconds
         began = time.monotonic()
         if not connection.wait_for_room(seconds):
@@ -192,22 +216,24 @@ class RequestSender:
 
     def send_request(self, to: int, message: Call | Create | Fetch, seconds: float | None) -> None:
         """Send a request that is already pending. RuntimeError if the agent has stopped."""
-        if not self._running():  # checked now: an agent that stops fails all pending calls after it has cleared this
+        if (
+            not self._agent.running
+        ):  # checked now: an agent that stops fails all pending calls after it has cleared this
             raise RuntimeError(NOT_INITIALIZED)
-        now = self._links.clock()
+        now = self._links.interceptors.clock()
         plain = isinstance(message, Fetch) or not message.forks
         numbered = self._machine.begin_call(to, message, now, seconds) if plain else None
         if numbered is None:
             self._send_slowly(to, message, now, seconds)
         else:
-            self._maintenance.schedule_wakeup(message.call, now, seconds)
-            self._send(numbered, False)
+            self._links.maintenance.schedule_wakeup(message.call, now, seconds)
+            self._links.send_message(numbered, False)
 
     def _send_slowly(self, to: int, message: Call | Create | Fetch, now: float, seconds: float | None) -> None:
         """Send a request that changes more than the tables of calls (see `protocol.node`)."""
 
         def begin(node: Node) -> fx.Effects:  # a deadline that passes before the node has the call would be missed
-            self._maintenance.schedule_wakeup(message.call, now, seconds)
+            self._links.maintenance.schedule_wakeup(message.call, now, seconds)
             return node.start_call(to, message, now, seconds)
 
         self._machine.feed_event(begin)
@@ -215,7 +241,7 @@ class RequestSender:
     # -- threads that wait
     def receive_until(self, to: int, waiting: Waits, quiet: float = LONG) -> None:
         """Receive on a thread that waits for a member and has no other work: see `Receiver`."""
-        connection = self._find(to)
+        connection = self._links.peers.find(to)
         if connection is not None and connection.receive_until is not None:
             connection.receive_until(waiting, quiet)
 

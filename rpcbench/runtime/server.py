@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
-from rpcbench.base.conditions import Event
 from rpcbench.base.config import FORK_MARK
 from rpcbench.base.errors import ConnectionLostError, RemoteError, RpcError
 from rpcbench.base.futures import Future, release_slot
@@ -27,12 +26,11 @@ from rpcbench.base.rebuild import format_traceback, format_value, set_field
 from rpcbench.protocol import effects as fx
 from rpcbench.runtime import gpus
 from rpcbench.runtime.handles import resolve_site
-from rpcbench.runtime.interceptors import AgentHooks, Interceptors
+from rpcbench.runtime.interceptors import AgentHooks
+from rpcbench.runtime.links import AgentLinks
 from rpcbench.runtime.locked_node import EffectTable, LockedNode, is_interruptible
-from rpcbench.runtime.members import Members
 from rpcbench.runtime.pool import CountedCall, Pool
-from rpcbench.runtime.requests import PendingCalls
-from rpcbench.runtime.values import ObjectStore
+from rpcbench.runtime.requests import AgentCalls
 from rpcbench.wire import messages as m
 from rpcbench.wire.messages import EMPTY, Call, Create, Failure, Fetch, Result, new_tuple
 
@@ -44,14 +42,10 @@ class Server(Protocol):
     """The part of an agent that serving needs."""
 
     name: str
-    links: Interceptors
     machine: LockedNode
-    member_table: Members
-    values: ObjectStore
-    pending: PendingCalls
-    ready: Event
+    links: AgentLinks
+    calls: AgentCalls
     is_fork: bool  # this process is a fork of the agent's
-    asynchronous: set[tuple[int, int]]  # (caller, call) with a Future that is not done yet
     hooks: AgentHooks
 
     def reply(self, to: int, call: int, answer: Result | Failure) -> None:
@@ -121,7 +115,7 @@ def serve_request(agent: Server, source: int, message: Call | Create | Fetch) ->
         _running.reset(token)
     end_fork(agent, None)
     if type(result) is DeferredResult:
-        agent.asynchronous.add((source, message.call))
+        agent.calls.asynchronous.add((source, message.call))
         result.future.add_done_callback(lambda done: _answer_later(agent, source, message, done))
         return
     _answer_call(agent, source, message, result)
@@ -153,7 +147,7 @@ def _write_marked(name: str, text: str) -> None:
 
 
 def _run_call(agent: Server, source: int, message: Call | Create) -> Any:
-    scope, values = message.scope, agent.values
+    scope, values = message.scope, agent.calls.values
     function, args, kwargs = values.unpack_message(source, message.body, message.forks, scope, False)
     if scope is None and not values.around:
         result = function(*args, **kwargs)
@@ -166,7 +160,7 @@ def _run_call(agent: Server, source: int, message: Call | Create) -> Any:
 
 
 def _answer_later(agent: Server, source: int, message: Call | Create, done: torch.futures.Future[Any]) -> None:
-    agent.asynchronous.discard((source, message.call))
+    agent.calls.asynchronous.discard((source, message.call))
     for job in agent.hooks.on_deferred:
         job()
     try:
@@ -179,7 +173,7 @@ def _answer_later(agent: Server, source: int, message: Call | Create, done: torc
 
 def _answer_call(agent: Server, source: int, message: Call | Create, value: Any) -> None:
     if isinstance(message, Create):
-        agent.values.resolve_value(message.rref, value, None)
+        agent.calls.values.resolve_value(message.rref, value, None)
         agent.reply(source, message.call, Result(message.call, (), None, EMPTY))
         return
     _send_value(agent, source, message, value)
@@ -189,7 +183,7 @@ def _send_value(agent: Server, source: int, message: Call | Fetch, value: Any) -
     label = "to_here" if isinstance(message, Fetch) else message.label
     call, scope = message.call, message.scope
     try:
-        body, forks, scope = agent.values.pack_reply(source, value, label, scope.context if scope else None)
+        body, forks, scope = agent.calls.values.pack_reply(source, value, label, scope.context if scope else None)
     except Exception as error:  # noqa: BLE001  (a result that cannot travel is the caller's error)
         agent.reply(source, call, make_failure(agent, call, error))
         return
@@ -201,12 +195,12 @@ def _send_failure(agent: Server, source: int, message: Call | Create, error: Bas
     for handler in agent.hooks.on_error:
         handler(error)
     if isinstance(message, Create):
-        agent.values.resolve_value(message.rref, None, make_stored_error(agent, error))
+        agent.calls.values.resolve_value(message.rref, None, make_stored_error(agent, error))
     agent.reply(source, message.call, make_failure(agent, message.call, error))
 
 
 def _serve_fetch(agent: Server, source: int, message: Fetch) -> None:
-    value: Future[Any] = agent.values.owned_future(message.rref)
+    value: Future[Any] = agent.calls.values.owned_future(message.rref)
 
     def ready(done: torch.futures.Future[Any]) -> None:
         try:
@@ -221,7 +215,7 @@ def _serve_fetch(agent: Server, source: int, message: Fetch) -> None:
 
 def make_failure(agent: Server, call: int, error: BaseException) -> Failure:
     """Make a message of an exception: the exception itself if its class can be pickled, and always its text."""
-    body = agent.values.codec.encode_error(error) if isinstance(error, Exception) else EMPTY
+    body = agent.calls.values.codec.encode_error(error) if isinstance(error, Exception) else EMPTY
     return Failure(call, type(error).__name__, format_traceback(error), body)
 
 
@@ -237,7 +231,7 @@ def raise_failure(agent: Server, worker: str, answer: Failure) -> NoReturn:
     error: object = None
     if answer.body.payload:
         try:
-            error = agent.values.codec.decode_value(answer.body)
+            error = agent.calls.values.codec.decode_value(answer.body)
         except Exception:  # noqa: BLE001  (its class cannot be rebuilt here; its text can be shown)
             error = None
     if not isinstance(error, Exception):
@@ -271,48 +265,50 @@ class MessageDispatcher:
                 return
         elif kind is m.Report:  # `explain_report` may block until the exit status is known
             self._pool.spawn_job(
-                lambda: self._handle_message(source, seq, self._agent.member_table.explain_report(message))
+                lambda: self._handle_message(source, seq, self._agent.links.members.explain_report(message))
             )
             return
         self._handle_message(source, seq, message)
 
     def _handle_message(self, source: int, seq: int, message: m.Message) -> None:
-        now = self._agent.links.clock()
+        now = self._agent.links.interceptors.clock()
         self._agent.machine.feed_event(lambda node: node.handle_message(source, seq, message, now))
 
     def _begin_call(self, effect: fx.Enqueue) -> None:
-        if not self._agent.ready.is_set():  # the caller may have seen the complete world before this member
+        ready = self._agent.links.bootstrap.ready
+        if not ready.is_set():  # the caller may have seen the complete world before this member
             with release_slot():
-                self._agent.ready.wait()
-        now = self._agent.links.clock()
+                ready.wait()
+        now = self._agent.links.interceptors.clock()
         self._agent.machine.feed_event(lambda node: node.begin_serving(effect.source, effect.call, now))
 
     def _reply_received(self, source: int, answer: m.Result | m.Failure) -> None:
         """Resolve a pending call with its reply."""
+        pending = self._agent.calls.pending
         if isinstance(answer, m.Result):
             # Forks and autograd scopes must reach the protocol, even if no thread asks for the values.
             lazy = not answer.forks and answer.scope is None
-            asked = self._agent.pending.find_future(answer.call) if answer.forks else None
-            self._agent.pending.resolve_call(answer.call, partial(self._decode_result, source, answer, asked), lazy)
+            asked = pending.find_future(answer.call) if answer.forks else None
+            pending.resolve_call(answer.call, partial(self._decode_result, source, answer, asked), lazy)
         else:
-            name = self._agent.member_table.member_name
+            name = self._agent.links.members.member_name
             failure = answer
-            self._agent.pending.resolve_call(failure.call, lambda: raise_failure(self._agent, name(source), failure))
+            pending.resolve_call(failure.call, lambda: raise_failure(self._agent, name(source), failure))
 
     def _decode_result(self, source: int, answer: m.Result, future: Future[Any] | None) -> Any:
         if not answer.body.payload:
             return None
         site = None if future is None else resolve_site(future.site)
-        return self._agent.values.unpack_message(source, answer.body, answer.forks, answer.scope, True, site)
+        return self._agent.calls.values.unpack_message(source, answer.body, answer.forks, answer.scope, True, site)
 
     # -- the fast path; False if nothing has been done, as if Ctrl-C could come between two steps
     def _take_call(self, source: int, seq: int, message: m.Call | m.Fetch) -> bool:
-        if not self._agent.ready.is_set():  # the caller may have seen the complete world first
+        if not self._agent.links.bootstrap.ready.is_set():  # the caller may have seen the complete world first
             return False
         calls = self._pool.admit_call()
         if calls is None:  # not on a receive loop, or the pool is full
             return False
-        taken = self._agent.machine.accept_request(source, seq, message, self._agent.links.clock())
+        taken = self._agent.machine.accept_request(source, seq, message, self._agent.links.interceptors.clock())
         if taken:
             calls.append(CountedCall(self.run, source, message))
         else:

@@ -105,7 +105,7 @@ class MaintenanceThread:
         self.holds: set[ReleaseToken] = set()  # keeps the tokens of live handles alive
         self.released: queue.SimpleQueue[Any] = queue.SimpleQueue()  # tokens, freed values, None to wake
         self._machine = machine
-        self._deadlines = deadlines
+        self.deadlines = deadlines
         self._clock = clock
         self._peers = peers
         self._flush_at: float | None = None  # monotonic; None: no message is held
@@ -124,7 +124,7 @@ class MaintenanceThread:
 
     def schedule_wakeup(self, call: int, now: float, seconds: float | None) -> None:
         """Expire this call (TICK: tick the node) in `seconds` from `now`; None: never."""
-        if seconds is not None and self._deadlines.set_deadline(call, now + seconds):
+        if seconds is not None and self.deadlines.set_deadline(call, now + seconds):
             self.released.put(None)
 
     def flush_soon(self) -> None:
@@ -142,7 +142,7 @@ class MaintenanceThread:
             if self._release_forks(self._receive_notes(pause)):
                 self._stopped.wait(min(_NAP_SECONDS, self._run_due()))
             now = self._clock()
-            due, pause = self._deadlines.pop_due_calls(now)
+            due, pause = self.deadlines.pop_due_calls(now)
             for call in due:
                 self._deadline_passed(call)
             if pause is None or now == before:  # a stopped clock: the thread that starts it again wakes this one

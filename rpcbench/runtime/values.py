@@ -41,7 +41,7 @@ from rpcbench.runtime.locked_node import EffectTable, LockedNode, is_main_thread
 from rpcbench.runtime.pool import Job
 from rpcbench.serialization.pickler import Codec
 from rpcbench.serialization.tensor_types import CPU_ONLY, Route
-from rpcbench.wire.messages import Body, Device, Devices, Fork, Mapped, Member, Origin, Scope
+from rpcbench.wire.messages import Body, Device, Devices, Fork, Mapped, Member, Message, Origin, Scope
 
 Map = dict[torch.device, torch.device]
 
@@ -264,6 +264,12 @@ class ObjectStore:
         if context is not None and self.recorder is not None:
             scope = self.recorder.record_send(context, tensors, to, label)
         return body, forks, scope
+
+    def withdraw_record(self, message: Message) -> None:
+        """Take back the record of a message that could not be sent, if there is one."""
+        scope = getattr(message, "scope", None)
+        if scope is not None and self.recorder is not None:
+            self.recorder.withdraw_send(scope)
 
     def _name_of(self, to: int, keeps: list[RRefHandle], value: object) -> tuple[int | str, ...] | None:
         """Return the name by which `route_to` finds an RRef that it owns, else None. The handle's fork outlives the

@@ -333,7 +333,7 @@ def install(faults: Faults, agent: Agent | None = None) -> Faults:
         faults: Replaces any other link of the agent.
         agent: By default the agent of this process.
     """
-    (agent or current.current_agent()).links.replace_links(faults)
+    (agent or current.current_agent()).links.interceptors.replace_links(faults)
     return faults
 
 
@@ -392,14 +392,14 @@ class DrillMember:
     def begin_drill(self, settings: Settings) -> None:
         self.end_drill()
         self._link = DrillFaults(self._agent.id, settings)
-        self._agent.links.add_link(self._link)
+        self._agent.links.interceptors.add_link(self._link)
 
     def end_drill(self) -> dict[str, int]:
         """Let all messages pass, and return the counts. Messages that are late are sent at their time."""
         link, self._link = self._link, None
         if link is None:
             return {}
-        self._agent.links.remove_link(link)
+        self._agent.links.interceptors.remove_link(link)
         return link.message_counts()
 
 

@@ -188,11 +188,11 @@ class StepAgent:
             self._controller, self._command = controller, order
             self._link = HeldMessages(self._is_meant, self._report_soon)
             if self._clock is None:
-                self._clock = PausableClock(self._agent.links.clock)
+                self._clock = PausableClock(self._agent.links.interceptors.clock)
             self._clock.stop_clock()
             self._patience = self._swap_patience(0.0)  # waits for a person are no stalls: the log stays free of them
-            self._agent.links.replace_clock(self._clock)
-            self._agent.links.add_link(self._link)
+            self._agent.links.interceptors.replace_clock(self._clock)
+            self._agent.links.interceptors.add_link(self._link)
         return self.make_report()
 
     def release_message(self, key: int, deliver: bool) -> Report:
@@ -205,7 +205,7 @@ class StepAgent:
         with self._lock:
             if self._clock is not None and self._link is not None:
                 self._clock.advance_clock(seconds)
-                self._agent.links.replace_clock(self._clock)  # the same clock again: deadlines are looked at anew
+                self._agent.links.interceptors.replace_clock(self._clock)  # the same one: deadlines are read anew
         return self.make_report()
 
     def stop_holding(self, stepper: str | None = None) -> None:
@@ -217,9 +217,9 @@ class StepAgent:
             link, self._link, self._command = self._link, None, None
             self._clock.resume_clock()
             self._swap_patience(self._patience)
-            self._agent.links.replace_clock(self._clock)
+            self._agent.links.interceptors.replace_clock(self._clock)
         link.deliver_held()  # while the link is still connected to the node
-        self._agent.links.remove_link(link)
+        self._agent.links.interceptors.remove_link(link)
 
     def _swap_patience(self, seconds: float) -> float:
         """Set after how long the watchdog logs a wait, and return the value before."""
@@ -442,7 +442,7 @@ class Stepper:
         if report["rows"] is None:
             self.stepper_ended()  # a stepper of another member has taken over
             return
-        names = self._agent.member_table.member_name
+        names = self._agent.links.members.member_name
         with self._lock:
             if report["turn"] <= self._turns.get(member, -1):
                 return  # a later report has been applied

@@ -177,7 +177,7 @@ def test_an_error_two_hops_away_arrives_with_type_and_worker(agents: list[Agent]
 def test_a_lost_worker_fails_the_pass(agents: list[Agent]) -> None:
     with autograd.context() as context:
         loss = rpc_sync("worker2", scale, (values(3),)).sum()
-        agents[2]._peers.close()
+        agents[2].links.peers.close()
         with pytest.raises(WorkerLostError, match="worker2"):
             autograd.backward(context, [loss])
     agents.pop()

@@ -346,7 +346,7 @@ def test_a_gradient_that_ends_at_a_received_result_gives_one_warning_per_worker(
         autograd.backward(context, [outside("worker2", work, x).sum()])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        agents[0].values.recorder._warned.clear()  # type: ignore[union-attr]
+        agents[0].calls.values.recorder._warned.clear()  # type: ignore[union-attr]
         result = rpc_sync("worker1", work, (x,))  # only its values are used
         (pickle.loads(pickle.dumps(result)).sum() + result.detach().requires_grad_().sum()).backward()
         weight.to_here().sum().backward()
@@ -418,7 +418,7 @@ def test_a_message_that_could_not_be_sent_is_not_recorded(agents: list[Agent]) -
 def test_a_call_that_is_refused_for_an_rref_of_a_lost_owner_is_not_recorded(agents: list[Agent]) -> None:
     dead = remote("worker1", work, (leaf(1),))
     dead.to_here()
-    agents.pop(1)._peers.close()
+    agents.pop(1).links.peers.close()
     with pytest.raises(WorkerLostError):
         dead.to_here()
     x = leaf(3)

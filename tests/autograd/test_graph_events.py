@@ -108,7 +108,7 @@ def graphs(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any
         if table == "graphs":
             heard.append((kind, row()))
 
-    monkeypatch.setattr(agent.bus, "record_change", note)
+    monkeypatch.setattr(agent.links.bus, "record_change", note)
     agent.listen(True)
     return heard
 

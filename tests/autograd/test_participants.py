@@ -137,7 +137,7 @@ class Counting(Link):
 def test_a_send_of_the_pass_costs_at_most_two_messages(agents: list[Agent]) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for agent in agents:
-        agent.links.replace_links(Counting(counts))
+        agent.links.interceptors.replace_links(Counting(counts))
     x = leaf(3)
     with autograd.context() as context:
         near = rpc_sync("worker1", curve, (x,))

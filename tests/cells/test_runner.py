@@ -33,7 +33,7 @@ class Agent:
         self.texts = []
         self.heard = []
         self.ended = queue.SimpleQueue()
-        self.values = SimpleNamespace(remote_cell=None)
+        self.calls = SimpleNamespace(values=SimpleNamespace(remote_cell=None))
         self.health = SimpleNamespace(cells=[])
         self.hooks = AgentHooks()
 

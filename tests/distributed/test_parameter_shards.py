@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -249,7 +250,7 @@ class OneAgent:
     """An agent of which a watch needs only the bus."""
 
     def __init__(self) -> None:
-        self.bus = EventLog()
+        self.links = SimpleNamespace(bus=EventLog())
         self.events = ShardEvents(self)  # type: ignore[arg-type]
 
     def part(self, kind: type[ShardEvents]) -> ShardEvents:

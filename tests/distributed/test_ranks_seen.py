@@ -288,7 +288,7 @@ def part(number: int, scope: str = "w.0") -> CollectivePart:
 
 
 def of(bus: EventLog) -> CollectiveEvents:
-    return CollectiveEvents(SimpleNamespace(bus=bus))  # type: ignore[arg-type]
+    return CollectiveEvents(SimpleNamespace(links=SimpleNamespace(bus=bus)))  # type: ignore[arg-type]
 
 
 def test_the_table_keeps_the_latest_ended_collectives_and_all_open_ones(

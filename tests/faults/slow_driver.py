@@ -13,7 +13,7 @@ def churn(seconds: float) -> int:
     until, rounds = time.monotonic() + seconds, 0
     from rpcbench.runtime import current
 
-    note = current.current_agent().bus.record_change
+    note = current.current_agent().links.bus.record_change
     while time.monotonic() < until:
         for _ in range(500):
             row = {"call": rounds, "to": 0, "label": "x" * 200, "since": 0.0}

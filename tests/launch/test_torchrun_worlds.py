@@ -264,7 +264,7 @@ from rpcbench.transport.hosts import host_id
 with rpcbench.Cluster.join(sys.argv[1]) as cluster:
     if sys.argv[2:] == ["stays"]:
         print("stays", flush=True)
-        cluster.agent.closing.wait(30)
+        cluster.agent.links.closing.wait(30)
         try:
             cluster.run("worker1", "1")
         except rpcbench.WorkerLostError as error:

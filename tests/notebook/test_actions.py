@@ -55,7 +55,8 @@ class Workers(BaseCluster):
     def __init__(self):
         self.begun, self.may_end, self.interrupted = queue.Queue(), threading.Semaphore(0), []
         self.fails = None
-        self.agent = SimpleNamespace(running=True, owner=self, bus=EventLog(), on_member=lambda handler: None)
+        links = SimpleNamespace(bus=EventLog())
+        self.agent = SimpleNamespace(running=True, owner=self, links=links, on_member=lambda handler: None)
         self.actions = Counted(self.agent)
         self.agent.part = lambda kind: self.actions
 

@@ -133,7 +133,7 @@ def test_a_worker_that_is_killed_while_held_hangs_nothing(kernel):
     until(lambda: kernel.value("stepper.held") == "[]", "the end of what worker2 held")
     assert kernel.run("%cluster restart worker2").status == "ok"
     kernel.run("%%remote worker2\nfrom rpcbench.runtime import current")
-    count = "%remote worker2 len(current.current_agent().links.all)"
+    count = "%remote worker2 len(current.current_agent().links.interceptors.all)"
     until(lambda: kernel.value(count) == "2", "the stepper's hold on it")
     kernel.run("after = rpc.rpc_async('worker2', abs, (-3,))")
     assert kernel.value("stepper.wait()[0].kind") == "'Call'"  # who comes later is held as well

@@ -65,7 +65,7 @@ def test_a_worker_that_has_applied_does_not_release_the_context_on_others(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both stages have called a third worker, which would pass a release on."""
-    recorder = agents[1].values.recorder
+    recorder = agents[1].calls.values.recorder
     assert recorder is not None
     _first.clear()
     reply = Agent.reply

@@ -350,7 +350,7 @@ def test_a_loss_is_reported_as_such_although_the_launcher_takes_long_to_explain_
 ) -> None:
     pipe, doubts = pipeline(cluster), threading.Event()
     pipe.step(*data())
-    table, await_gone = cluster.agent.member_table, failures.ProcessWatch.wait_for_lost_workers
+    table, await_gone = cluster.agent.links.members, failures.ProcessWatch.wait_for_lost_workers
     explain, worker2 = table.explain, cluster.agent.member("worker2").id
 
     def late(name: str, reason: str) -> str:
@@ -365,7 +365,7 @@ def test_a_loss_is_reported_as_such_although_the_launcher_takes_long_to_explain_
     monkeypatch.setattr(failures.ProcessWatch, "wait_for_lost_workers", doubting)
     monkeypatch.setattr(table, "explain", late)
     os.kill(cluster.pid("worker2"), signal.SIGKILL)
-    until(lambda: cluster.agent._peers.find(worker2) is None)  # so the request of the step fails
+    until(lambda: cluster.agent.links.peers.find(worker2) is None)  # so the request of the step fails
     with pytest.raises(StageLostError, match=r"worker2 was lost in step \d+, before its first operation.*SIGKILL"):
         pipe.step(*data())
 

@@ -224,14 +224,14 @@ def test_a_stage_that_waits_for_room_does_not_receive_messages_itself(
 ) -> None:
     """Another thread would handle the acknowledgement, and the stage would go on receiving until the next message."""
     read = []
-    receive_until = agents[1].requests.receive_until
+    receive_until = agents[1].calls.receive_until
 
     def told(*args: Any, **options: Any) -> None:
         if waits["for room"]:
             read.append(args)
         receive_until(*args, **options)
 
-    monkeypatch.setattr(agents[1].requests, "receive_until", told)
+    monkeypatch.setattr(agents[1].calls, "receive_until", told)
     thread, _ = begun(gated().predict, small.data(32)[0])
     until(lambda: waits["for room"] == 1 and Counted.calls == mailboxes.MIN_WINDOW + 1)
     Gate.allowed.release(64)
@@ -261,7 +261,7 @@ def test_a_thread_that_waits_for_room_gives_up_the_read_lock(
     agents: list[Agent], waits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last stage holds the read lock while it takes activations; the monitor cannot take it over in this test."""
-    monkeypatch.setattr(agents[2]._pool.monitor, "lock_released", lambda loop: None)
+    monkeypatch.setattr(agents[2].calls.pool.monitor, "lock_released", lambda loop: None)
     Gate.allowed = threading.Semaphore(0)
     net = nn.Sequential(nn.Linear(6, 16), GateBack(), nn.Identity(), nn.Linear(16, 4)).double()
     pipe = small.pipeline(net, microbatches=32, schedule="gpipe", optimizer=small.SGD)
@@ -299,7 +299,7 @@ def test_a_wait_for_room_ends_when_the_step_ends(agents: list[Agent], waits: dic
 
 def test_a_training_step_within_the_window_sends_no_acknowledgements(agents: list[Agent]) -> None:
     told = Faults()
-    agents[2].links.replace_links(told)
+    agents[2].links.interceptors.replace_links(told)
     pipe = small.pipeline(microbatches=mailboxes.MIN_WINDOW, schedule="gpipe", optimizer=small.SGD)
     pipe.step(*small.data(mailboxes.MIN_WINDOW))
     assert not any("Notice" in line and "credits" in line for line in told.history)

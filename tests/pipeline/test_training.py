@@ -290,7 +290,7 @@ def test_a_step_fails_at_once_if_a_worker_is_lost_during_it(agents: list[Agent])
     stepping = threading.Thread(target=step, args=(pipeline(loss_fn=gated),))
     stepping.start()
     assert _reached.wait(20)
-    agents[1]._peers.close()
+    agents[1].links.peers.close()
     stepping.join(20)
     _gate.set()
     assert [type(error) for error in errors] == [StageLostError]

@@ -20,7 +20,7 @@ from rpcbench.base.errors import PipelineError, StageLostError, WorkerLostError
 from rpcbench.pipeline import Pipeline, stage
 from rpcbench.pipeline.exchange import FORWARD, Slot, Slots
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.requests import RequestSender
+from rpcbench.runtime.requests import AgentCalls
 from rpcbench.testing import Faults
 
 
@@ -179,7 +179,7 @@ def test_a_take_in_a_finished_step_fails_at_once() -> None:
 def test_a_lost_parcel_ends_the_step_on_both_sides(step: Any, agents: list[Agent]) -> None:
     faults = Faults(retry_seconds=0.02)
     faults.drop("Parcel")
-    agents[1].links.replace_links(faults)
+    agents[1].links.interceptors.replace_links(faults)
     stepping = step()
     assert stepping.ended() and isinstance(stepping.error, PipelineError)
     assert "ConnectionLostError" in str(stepping.error)
@@ -190,7 +190,7 @@ def test_a_stage_that_waits_for_a_lost_worker_ends(step: Any, agents: list[Agent
     """The last parcel of that worker is still in flight, but its call has been answered."""
     faults = Faults()
     faults.hold("Parcel")
-    agents[1].links.replace_links(faults)
+    agents[1].links.interceptors.replace_links(faults)
     stepping = step(train=False)
     until(lambda: taking() == 1 and any("Result" in line for line in faults.history))
     agents[1].stop()
@@ -202,7 +202,7 @@ def test_the_notice_of_the_end_of_a_step_is_retransmitted_until_it_arrives(step:
     faults = Faults(retry_seconds=0.02)
     faults.drop("Parcel")
     faults.drop("Notice")
-    agents[1].links.replace_links(faults)
+    agents[1].links.interceptors.replace_links(faults)
     stepping = step()
     assert stepping.ended() and isinstance(stepping.error, PipelineError)
     assert nobody_waits()
@@ -212,17 +212,17 @@ def test_ctrl_c_between_two_calls_ends_the_step_on_the_worker_that_was_called(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = small.pipeline(microbatches=1)
-    send = RequestSender.send_request
+    send = AgentCalls.send_request
 
-    def interrupted(self: RequestSender, to: int, message: Any, seconds: float | None) -> None:
+    def interrupted(self: AgentCalls, to: int, message: Any, seconds: float | None) -> None:
         send(self, to, message, seconds)
         if message.label.endswith("run_step"):  # the other worker gets no call
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(RequestSender, "send_request", interrupted)
+    monkeypatch.setattr(AgentCalls, "send_request", interrupted)
     with pytest.raises(KeyboardInterrupt), pipe.batch(*small.data(4)):
         pass
-    monkeypatch.setattr(RequestSender, "send_request", send)
+    monkeypatch.setattr(AgentCalls, "send_request", send)
     with pipe.batch(*small.data(4)) as batch:
         assert batch.loss > 0
     assert not _consumers

@@ -342,14 +342,14 @@ _heard = threading.Event()
 
 
 def goes_first(url: str, late: Path, over: Path) -> None:
-    world = rpc._get_current_rpc_agent()._peers.own_identity.epoch
+    world = rpc._get_current_rpc_agent().links.peers.own_identity.epoch
     for other in ("rank1", "rank2"):  # a worker that leaves does not wait for calls that it has yet to answer
         rpc.rpc_sync(other, heard)
     rpc.shutdown()
     await_file(over)
     join(0, url, world_size=None)
     agent = rpc._get_current_rpc_agent()
-    assert [info.name for info in agent.members()] == ["rank0"] and agent._peers.own_identity.epoch != world
+    assert [info.name for info in agent.members()] == ["rank0"] and agent.links.peers.own_identity.epoch != world
     assert rpc.rpc_sync("rank0", who) == "rank0"
     rpc.shutdown()
     late.unlink()

@@ -266,7 +266,7 @@ class Noted:
 def test_a_queued_method_keeps_its_value(agents: list[Agent], says_so: bool) -> None:
     """Its caller has dropped all references: another value, dropped at the same time, is freed meanwhile."""
     Noted.noted.clear(), Noted.gate.clear()
-    noted, other, pool = remote("worker1", Noted), remote("worker1", Counter), agents[1]._pool
+    noted, other, pool = remote("worker1", Noted), remote("worker1", Counter), agents[1].calls.pool
     noted.to_here(), other.to_here()
     busy = [rpc_async("worker1", Noted.hold) for _ in range(pool.limit)]
     until(lambda: pool.busy == pool.limit, "no room")

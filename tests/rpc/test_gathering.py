@@ -124,7 +124,7 @@ def test_all_gather_waits_for_a_suspected_member(agents: list[Agent], on: As) ->
     kinds: list[str] = []
     agents[0].on_member(lambda kind, who, reason: kinds.append(kind))
     for kind in ("suspect", "recovered"):
-        agents[0].member_table.suspicion_changed(kind, 2, "silent")
+        agents[0].links.members.suspicion_changed(kind, 2, "silent")
     until(lambda: kinds == ["suspect", "recovered"])
     answers.append(on(agents[2], api._all_gather, 2, EVERYONE))
     assert [answer.result(20) for answer in answers] == [dict(zip(EVERYONE, range(3), strict=True))] * 3
@@ -149,8 +149,8 @@ def given(agents: list[Agent], *followers: Agent) -> bool:
 def patient(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     """The clocks of the followers stand still, so that no timeout ends the call with their object."""
     for agent in agents[1:]:
-        now = agent.links.clock()
-        monkeypatch.setattr(agent.links, "clock", lambda now=now: now)
+        now = agent.links.interceptors.clock()
+        monkeypatch.setattr(agent.links.interceptors, "clock", lambda now=now: now)
 
 
 def test_all_gather_raises_at_its_timeout_and_the_next_round_works(agents: list[Agent], on: As, patient: None) -> None:

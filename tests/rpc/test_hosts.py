@@ -238,7 +238,7 @@ agent, ends = rpc._get_current_rpc_agent(), queue.SimpleQueue()
 agent.on_member(lambda kind, who, reason: ends.put(kind) if kind in ("left", "lost") else None)
 print("in", flush=True)
 if ends.get() == "lost":
-    agent.closing.wait()  # the world ends with a master that has not said goodbye; else this rank leads it now
+    agent.links.closing.wait()  # the world ends with a master that has not said goodbye; else this rank leads it now
 print("out", flush=True)
 rpc.shutdown(graceful=False)
 """

@@ -118,7 +118,7 @@ def test_a_queued_call_keeps_the_value_of_its_rref(
     agents: list[Agent], how: Callable[..., Any], let_go: Callable[[RRef[Any]], object]
 ) -> None:
     Gate.opened.clear()
-    box, other, pool = made(agents), made(agents), agents[1]._pool
+    box, other, pool = made(agents), made(agents), agents[1].calls.pool
     busy = [rpc_async("worker1", Gate.wait) for _ in range(pool.limit)]
     until(lambda: pool.busy == pool.limit, "no room")
     asked = how("worker1", where, ([box],))
@@ -156,16 +156,16 @@ def test_a_name_of_a_freed_value_raises_and_does_not_wait(agents: list[Agent]) -
     """For example in a call that has begun when its caller cancels it and releases the value."""
     box = made(agents)
     name = (*box._rref, 0, "")
-    assert agents[1].values.make_named_handle(*name)._rref == box._rref
+    assert agents[1].calls.values.make_named_handle(*name)._rref == box._rref
     box.release()
     until(lambda: not agents[1].machine.read_node(lambda node: node.rrefs.owned), "the value has gone")
     for ask in (
-        agents[1].values.make_named_handle,
+        agents[1].calls.values.make_named_handle,
         lambda *name: rpc_sync("worker1", run_method_there, (*name[:3], "__str__")),
     ):
         with pytest.raises(RpcError, match="has been released"):
             ask(*name)
-    assert agents[1].values._kept == {}
+    assert agents[1].calls.values._kept == {}
 
 
 class Renamed(RRef[Any]):
@@ -193,4 +193,4 @@ def test_a_call_with_a_released_rref_fails_with_its_reason(agents: list[Agent]) 
 @pytest.mark.parametrize("name", [(1, 2, 3, "0", ""), (1, 2, True, 0, ""), (1, 2, 3, 0, None)])
 def test_an_invalid_name_of_an_rref_is_refused(agents: list[Agent], name: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError, match="an invalid name of an RRef"):
-        agents[1].values.make_named_handle(*name)
+        agents[1].calls.values.make_named_handle(*name)

@@ -166,7 +166,7 @@ def test_a_call_whose_deadline_passes_before_it_is_sent_raises_a_timeout(
     def late(event: Any, may_wait: bool = False) -> None:
         if threading.current_thread() is threading.main_thread() and next(first, False):
             time.sleep(0.01)
-            until(lambda: not len(caller.pending.deadlines), "the keeper finds what is due already")
+            until(lambda: not len(caller.calls.pending.deadlines), "the keeper finds what is due already")
         feed(event, may_wait)
 
     monkeypatch.setattr(caller.machine, "feed_event", late)
@@ -315,13 +315,13 @@ def test_a_lost_worker_fails_the_calls_to_it_by_name_and_its_forks_are_freed(age
     theirs.to_here()
     own = RRef([1])
     _kept.append(rpc_sync("worker1", _run, (own,)))
-    agents[1]._peers.close()
+    agents[1].links.peers.close()
     with pytest.raises(WorkerLostError, match="worker1 was lost") as lost:
         waiting.wait()
     with pytest.raises(WorkerLostError, match="worker1 is gone") as gone:
         theirs.to_here()
     assert lost.value.maybe_executed and not gone.value.maybe_executed
-    agents[0].member_table._found = {"worker1": WorkerInfo("worker1", 1)}  # cached just before
+    agents[0].links.members._found = {"worker1": WorkerInfo("worker1", 1)}  # cached just before
     with pytest.raises(WorkerLostError, match=r"worker1 is gone \(.*; start it again"):
         rpc_sync("worker1", add, (1,))
     release.set()
@@ -334,13 +334,13 @@ def test_a_lost_worker_fails_the_calls_to_it_by_name_and_its_forks_are_freed(age
 def test_a_call_that_is_refused_for_a_dead_rref_keeps_none_of_its_values(agents: list[Agent]) -> None:
     dead = remote("worker1", add, (1,))
     dead.to_here()
-    agents[1]._peers.close()
+    agents[1].links.peers.close()
     with pytest.raises(WorkerLostError):
         dead.to_here()
     own = RRef([1])
     with pytest.raises(WorkerLostError, match="cannot be passed on"):
         rpc_sync("worker2", divmod, (dead, own))
-    assert not agents[0].values._kept and agents[0].tables()["owned"] == {}
+    assert not agents[0].calls.values._kept and agents[0].tables()["owned"] == {}
     assert rpc_sync("worker2", _ask, (own,)) == [1], "it can be shared later"
     del dead, own
     nothing_left([agents[0], agents[2]])
@@ -373,11 +373,11 @@ def test_invalid_data_on_the_socket_is_refused_and_never_unpickled(
     agents: list[Agent], tmp_path: Path, data: bytes
 ) -> None:
     canary = tmp_path / "canary"
-    before = agents[0]._peers.acceptor.refusals.count
+    before = agents[0].links.peers.acceptor.refusals.count
     stranger = Opener(agents[0].config.secret).connect_stream(address_of(agents[0]), time.monotonic() + 5)
     stranger.write([memoryview(data + pickle.dumps(Canary(str(canary))))], True)
     stranger.shut_down()
-    until(lambda: agents[0]._peers.acceptor.refusals.count == before + 1, "the stranger to be refused")
+    until(lambda: agents[0].links.peers.acceptor.refusals.count == before + 1, "the stranger to be refused")
     stranger.close_descriptor()
     assert not canary.exists()
     assert agents[0].call("worker1", add, (1,)).wait() == 2
@@ -425,7 +425,7 @@ def test_a_snapshot_with_the_later_changes_equals_the_tables(agents: list[Agent]
         rpc_sync("worker2", fetch, (rref,))
     del rrefs[3:], rref
     until(lambda: [row["ready"] for row in agents[1].tables()["owned"].values()] == [True] * 3)
-    batch = agents[1].bus.drain_changes(10_000)
+    batch = agents[1].links.bus.drain_changes(10_000)
     for table, rows in batch.rows.items():
         for key, row in rows.items():
             apply_change(tables, table, key, row)
@@ -434,7 +434,7 @@ def test_a_snapshot_with_the_later_changes_equals_the_tables(agents: list[Agent]
 
 def test_an_agent_without_listeners_records_no_changes(agents: list[Agent]) -> None:
     remote("worker1", add, (1,)).to_here()
-    assert agents[1].bus.drain_changes(10).rows == {}
+    assert agents[1].links.bus.drain_changes(10).rows == {}
 
 
 # -- life
@@ -443,7 +443,7 @@ def test_shutdown_waits_for_calls_in_flight(tmp_path: Path) -> None:
         future = first.call(1, time.sleep, (0.2,))
         first.shutdown()
         assert future.wait() is None
-        assert second.closing.wait(10), "the world ends with member 0"
+        assert second.links.closing.wait(10), "the world ends with member 0"
 
 
 def test_a_stopped_world_leaves_no_threads_and_no_sockets(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_an_owner_keeps_no_value_without_users(agents: list[Agent]) -> None:
     for _ in range(3):
         assert rpc_sync("worker1", fetch, (own,)) == [1]
     del own
-    until(lambda: not any(agent.values._kept for agent in agents), "the values to be let go")
+    until(lambda: not any(agent.calls.values._kept for agent in agents), "the values to be let go")
 
 
 def test_an_effect_has_one_handler_and_names_itself_without_one() -> None:

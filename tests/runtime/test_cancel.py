@@ -116,7 +116,7 @@ def test_a_call_that_expires_in_the_queue_never_runs_even_without_a_cancel(
     serving = agents[1].machine._node.calls.serving
     until(lambda: len(serving) == 2)
     deadline = min(call.until for call in serving.values() if call.until is not None)
-    until(lambda: agents[1].links.clock() > deadline)  # which counts from the arrival of the call
+    until(lambda: agents[1].links.interceptors.clock() > deadline)  # which counts from the arrival of the call
     free.set()
     assert rpc_sync("worker1", run, ("next",)) == "next"
     assert _ran == ["hold", "next"]
@@ -127,7 +127,7 @@ def test_a_queued_call_of_a_lost_caller_never_runs(agents: list[Agent]) -> None:
     free = busy(agents[0])
     agents[2].call("worker1", run, ("of worker2",))
     until(lambda: len(agents[1].machine._node.calls.serving) == 2)
-    agents[2]._peers.close()
+    agents[2].links.peers.close()
     until(lambda: len(agents[1].members()) == 2)
     free.set()
     assert rpc_sync("worker1", run, ("next",)) == "next"
@@ -163,12 +163,12 @@ def test_a_running_call_can_see_that_its_caller_no_longer_waits(
     until(lambda: "asks" in _ran)
     assert not _seen, "the caller still waits"
     if how == "deadline":
-        monkeypatch.setattr(caller.links, "clock", lambda: time.monotonic() + 100)
+        monkeypatch.setattr(caller.links.interceptors, "clock", lambda: time.monotonic() + 100)
         caller.released.put(None)  # wakes the thread that looks at deadlines
     if how == "cancel":
         assert call.cancel()
     elif how == "loss":
-        caller._peers.close()
+        caller.links.peers.close()
     until(lambda: bool(_seen))
     assert rpc_sync("worker1", run, ("next",)) == "next"
     nothing_left(agents[:2])
@@ -254,7 +254,7 @@ def test_a_function_that_outlives_its_caller_does_not_answer_the_next_incarnatio
     until(lambda: "hold" in _ran)
     agents[2].stop()
     until(lambda: len(agents[1].members()) == 2)
-    agents[1]._pool.limit = 2
+    agents[1].calls.pool.limit = 2
     again = start_agent(config(tmp_path, 2, incarnation=1, threads=1))
     try:
         until(lambda: len(agents[1].members()) == 3)
@@ -262,7 +262,7 @@ def test_a_function_that_outlives_its_caller_does_not_answer_the_next_incarnatio
         call = again.call("worker1", _hold_and_say, (second,))
         until(lambda: "says" in _ran)
         _gates[number].set()
-        until(lambda: agents[1]._pool.busy == 1, "the old function to return")
+        until(lambda: agents[1].calls.pool.busy == 1, "the old function to return")
         assert not call.done()
         _gates[second].set()
         assert call.wait() == "mine"

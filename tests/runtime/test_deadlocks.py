@@ -183,8 +183,8 @@ def patient(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks stand still, so that calls have run less than a second, and a member may answer late."""
     monkeypatch.setattr(deadlocks, "_ANSWER_SECONDS", PATIENCE)
     for agent in agents:
-        now = agent.links.clock()
-        monkeypatch.setattr(agent.links, "clock", lambda now=now: now)
+        now = agent.links.interceptors.clock()
+        monkeypatch.setattr(agent.links.interceptors, "clock", lambda now=now: now)
 
 
 def test_explain_shows_the_calls_and_waits_of_all_members(agents: list[Agent], patient: None) -> None:
@@ -219,7 +219,7 @@ def test_explain_shows_the_calls_and_waits_of_all_members(agents: list[Agent], p
 
 
 def test_explain_shows_why_a_call_has_not_begun(agents: list[Agent], patient: None) -> None:
-    agents[1]._pool.limit = 1
+    agents[1].calls.pool.limit = 1
     first = rpc_async("worker1", hold, ("first",))
     assert event("first runs").wait(20)
     second = rpc_async("worker1", max, (1, 2))

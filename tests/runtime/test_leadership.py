@@ -49,7 +49,7 @@ def test_the_leader_of_a_closed_world_is_ready_only_when_all_members_know_it_is_
         leading.start()
         until(lambda: bool(made))
         following.start()
-        assert made[0]._bootstrap.complete.wait(20)
+        assert made[0].links.bootstrap.complete.wait(20)
         leading.join(0.5)  # time to return, for a member that does not wait for the others
         assert leading.is_alive()
         link.go.set()
@@ -75,7 +75,7 @@ def test_newcomers_find_the_heir_before_it_begins_to_lead(
     agents: list[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, heir, _ = agents
-    monkeypatch.setattr(heir._peers.acceptor, "publish_leadership", lambda me, view: None)
+    monkeypatch.setattr(heir.links.peers.acceptor, "publish_leadership", lambda me, view: None)
     first.shutdown()
     assert Rendezvous(tmp_path).find_leader() == address_of(heir)
 
@@ -89,7 +89,7 @@ def test_a_join_at_the_former_leader_is_turned_away(agents: list[Agent], tmp_pat
 def test_the_death_of_the_heir_ends_the_world_of_the_remaining_member(agents: list[Agent]) -> None:
     first, heir, third = agents
     first.shutdown()
-    until(lambda: all(agent._peers.find(other) is not None for agent, other in ((heir, 2), (third, 1))))
+    until(lambda: all(agent.links.peers.find(other) is not None for agent, other in ((heir, 2), (third, 1))))
     heir.stop()
     until(lambda: third.machine.read_node(lambda node: node.members.ended))
-    assert third.closing.wait(20)
+    assert third.links.closing.wait(20)

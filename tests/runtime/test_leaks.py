@@ -89,7 +89,7 @@ def test_a_leak_at_the_owner_names_the_users_and_the_line_that_made_the_value(ag
     _kept.clear()
     until(lambda: find_leaks(agents[0]) == [])
     rref = own._rref
-    until(lambda: agents[0].values.creation_site_of(rref) is None)
+    until(lambda: agents[0].calls.values.creation_site_of(rref) is None)
     del own
 
 
@@ -103,13 +103,13 @@ def test_a_returned_rref_has_the_line_of_the_call_as_its_site(agents: list[Agent
 def test_an_rref_in_an_early_result_has_the_current_line_of_the_caller_as_its_site(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = agents[0].requests.send_request
+    send = agents[0].calls.send_request
 
     def send_and_dally(*args: Any) -> None:
         send(*args)
         until(lambda: find_leaks(agents[0]) != [])  # a thread of the pool has opened the reply
 
-    monkeypatch.setattr(agents[0].requests, "send_request", send_and_dally)
+    monkeypatch.setattr(agents[0].calls, "send_request", send_and_dally)
     returned = rpc_sync("worker1", make_there)
     monkeypatch.undo()
     (leak,) = find_leaks(agents[0])

@@ -82,7 +82,7 @@ def test_a_returned_value_that_was_never_made_is_an_error_when_its_creator_is_lo
     """The value has no other users by then, so only the call of the lost member refers to it."""
     with world(tmp_path, 2, threads=1) as (first, second):
         second.call(0, until_over)  # no other call runs there meanwhile
-        until(lambda: first._pool.busy == 1)
+        until(lambda: first.calls.pool.busy == 1)
         home = first.call(1, make_at_home).wait()
         second.stop()
         until(lambda: len(first.members()) == 1)
@@ -94,15 +94,15 @@ def test_a_returned_value_that_was_never_made_is_an_error_when_its_creator_is_lo
 
 def test_a_value_that_exists_is_not_replaced_by_a_late_error(agents: list[Agent]) -> None:
     first, _ = agents
-    home = first.values.make_owner_handle("still here")
-    first.values.fail_value(home._rref, WorkerLostError("who had it made is gone"))
+    home = first.calls.values.make_owner_handle("still here")
+    first.calls.values.fail_value(home._rref, WorkerLostError("who had it made is gone"))
     assert home._value is not None and home._value.wait() == "still here"
 
 
 def test_member_0_founds_its_world_before_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(config(tmp_path, 0), RRefHandle)
     seen: list[list[WorkerInfo]] = []
-    monkeypatch.setattr(agent._peers, "start_accepting", lambda: seen.append(agent.members()))
+    monkeypatch.setattr(agent.links.peers, "start_accepting", lambda: seen.append(agent.members()))
     agent.start()
     agent.stop()
     assert seen == [[WorkerInfo("notebook", 0)]]
@@ -111,13 +111,13 @@ def test_member_0_founds_its_world_before_it_listens(tmp_path: Path, monkeypatch
 def test_a_world_that_stops_does_not_remove_the_socket_of_the_next_world(agents: list[Agent]) -> None:
     """Member 0 stops listening when its world closes; the next world may use the address before it has stopped."""
     path = meeting_file(agents[0])
-    agents[0]._peers.acceptor.close()
+    agents[0].links.peers.acceptor.close()
     assert not path.exists()
     following = Agent(config(path.parent, 0), RRefHandle)
-    following._peers.acceptor.bind_listeners(world=7)
+    following.links.peers.acceptor.bind_listeners(world=7)
     agents[0].stop()
     assert path.exists()
-    following._peers.close()
+    following.links.peers.close()
     assert not path.exists()
 
 
@@ -141,9 +141,9 @@ def test_a_closed_world_releases_its_address_before_its_members_leave(tmp_path: 
 
     class Dawdles(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            return super().wait(20) and made[0].closing.wait(20)
+            return super().wait(20) and made[0].links.closing.wait(20)
 
-    made[0].closing, first.closing = ProcessSampler(), Dawdles()
+    made[0].links.closing, first.links.closing = ProcessSampler(), Dawdles()
     leaving = [threading.Thread(target=agent.shutdown) for agent in (first, *made)]
     for thread in leaving:
         thread.start()
@@ -157,14 +157,14 @@ def test_an_error_in_the_handling_of_a_message_is_reported_and_ends_its_connecti
 ) -> None:
     told: list[BaseException | None] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
-    deliver = agents[0]._dispatcher.deliver_message
+    deliver = agents[0].dispatcher.deliver_message
 
     def fail(source: int, seq: int, message: Message) -> None:
         if isinstance(message, Notice):
             raise KeyError("a mistake of ours")
         deliver(source, seq, message)
 
-    monkeypatch.setattr(agents[0].links, "incoming", fail)
+    monkeypatch.setattr(agents[0].links.interceptors, "incoming", fail)
     agents[1].notify(0, "any", None)
     until(lambda: len(agents[0].members()) == 1)
     with pytest.raises(WorkerLostError, match="a message from it could not be handled"):
@@ -175,7 +175,7 @@ def test_an_error_in_the_handling_of_a_message_is_reported_and_ends_its_connecti
 def test_another_member_at_the_address_of_a_member_is_refused(agents: list[Agent], tmp_path: Path) -> None:
     wrong = address_of(agents[1])
     with pytest.raises(Exception, match="worker1 answers at the address of worker 7"):
-        agents[0]._peers.connect_to_member(7, [wrong])
+        agents[0].links.peers.connect_to_member(7, [wrong])
 
 
 # -- waiting for others

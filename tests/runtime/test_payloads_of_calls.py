@@ -89,7 +89,7 @@ def test_an_unpicklable_result_is_named_with_its_path(tmp_path: Path) -> None:
 
 def test_after_the_loss_of_a_message_sources_are_sent_again(tmp_path: Path) -> None:
     with world(tmp_path, 2) as agents:
-        files = agents[0].values.routes.route_to(1, False).files
+        files = agents[0].calls.values.routes.route_to(1, False).files
         assert files is not None
         files.add("cell")
         lost = Result(7, (), None, EMPTY)

@@ -67,8 +67,8 @@ def publishing() -> int:
 def test_an_agent_without_watchers_records_and_publishes_nothing(agents: list[Agent]) -> None:
     until(lambda: publishing() == 0, "the end of publishers of earlier tests")
     make(3)[0].to_here()
-    assert not any(agent.bus.listening for agent in agents) and publishing() == 0
-    assert agents[1].bus.drain_changes(10).rows == {}
+    assert not any(agent.links.bus.listening for agent in agents) and publishing() == 0
+    assert agents[1].links.bus.drain_changes(10).rows == {}
 
 
 def test_a_watcher_gets_the_tables_and_then_all_changes(agents: list[Agent]) -> None:
@@ -95,10 +95,10 @@ def test_an_agent_records_no_changes_after_its_last_watcher_leaves(agents: list[
     rrefs = make(3)
     second.follow_until(owned=3)
     second.ask(False)
-    until(lambda: publishing() == 0 and not agents[1].bus.listening)
+    until(lambda: publishing() == 0 and not agents[1].links.bus.listening)
     del rrefs
     until(lambda: agents[1].tables()["owned"] == {})
-    assert agents[1].bus.drain_changes(10).rows == {}
+    assert agents[1].links.bus.drain_changes(10).rows == {}
     second.ask(True)
     while second.snapshots == 1:
         second.follow()
@@ -121,7 +121,7 @@ def test_an_agent_stops_publishing_when_its_watcher_is_lost(agents: list[Agent])
     watcher = Watcher(agents[2])
     watcher.follow()
     agents[2].stop()
-    until(lambda: publishing() == 0 and not agents[1].bus.listening)
+    until(lambda: publishing() == 0 and not agents[1].links.bus.listening)
 
 
 def test_the_publisher_of_a_worker_ends_with_the_worker(agents: list[Agent]) -> None:

@@ -259,7 +259,7 @@ def back_and_forth(turns: int) -> int:
 
 def test_a_caller_receives_its_own_replies(two: list[Agent]) -> None:
     receiver, noted = _idle(two[0]), _Noted()
-    two[0].links.replace_links(noted)
+    two[0].links.interceptors.replace_links(noted)
 
     def receives_all() -> bool:
         """Return whether this thread received all; an acknowledgement or a late thread may have woken the loop."""
@@ -268,7 +268,7 @@ def test_a_caller_receives_its_own_replies(two: list[Agent]) -> None:
         return noted.receivers == [threading.main_thread()] * 10
 
     until(receives_all, "ten replies that their caller has received")
-    until(lambda: receiver._idle and not two[0]._pool.monitor._since, "the monitor to have nothing to watch")
+    until(lambda: receiver._idle and not two[0].calls.pool.monitor._since, "the monitor to have nothing to watch")
 
 
 def ask_on(turns: int) -> int:
@@ -282,8 +282,8 @@ def test_a_call_that_calls_another_worker_receives_its_own_replies(
 ) -> None:
     """It waits in place, without the help of another thread."""
     with world(tmp_path, 3) as made:
-        noted, pool, asides = _Noted(), made[1]._pool, list[int]()
-        made[1].links.replace_links(noted)
+        noted, pool, asides = _Noted(), made[1].calls.pool, list[int]()
+        made[1].links.interceptors.replace_links(noted)
         blocked = pool.thread_blocked
         monkeypatch.setattr(pool, "thread_blocked", lambda: (asides.append(1), blocked()))
 
@@ -311,7 +311,7 @@ def test_calls_that_wait_in_place_can_nest_deeper_than_the_pool_has_room(spinnin
 def test_the_receive_loop_receives_calls_of_the_peer(two: list[Agent]) -> None:
     _idle(two[0])
     noted = _Noted()
-    two[0].links.replace_links(noted)
+    two[0].links.interceptors.replace_links(noted)
     with current.use_agent(two[1]):
         assert [rpc_sync(0, echo, (number,)) for number in range(20)] == list(range(20))
     assert len(noted.receivers) >= 20 and threading.main_thread() not in noted.receivers
@@ -329,7 +329,7 @@ def test_the_receive_loop_receives_all_messages_if_it_cannot_be_idle(
     monkeypatch.delattr(select, "epoll")
     noted = _Noted()
     with world(tmp_path, 2) as made:
-        made[0].links.replace_links(noted)
+        made[0].links.interceptors.replace_links(noted)
         assert [rpc_sync("worker1", back_and_forth, (number,)) for number in range(5)] == list(range(5))
         assert threading.main_thread() not in noted.receivers
 
@@ -356,7 +356,7 @@ def test_many_threads_can_call_in_both_directions_at_once(two: list[Agent]) -> N
 def test_a_backward_pass_receives_its_own_gradients(two: list[Agent]) -> None:
     weight = torch.ones(3, requires_grad=True)
     noted = _Noted()
-    two[0].links.replace_links(noted)
+    two[0].links.interceptors.replace_links(noted)
 
     def receives_gradients() -> bool:
         with autograd.context() as context:
@@ -394,7 +394,7 @@ def test_an_error_in_the_handling_of_a_message_ends_the_connection_on_any_thread
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
     receiver = _idle(two[0])
-    two[0].links.replace_links(Breaks())
+    two[0].links.interceptors.replace_links(Breaks())
     with pytest.raises((WorkerLostError, ConnectionLostError)):  # the peer may dial again before it is lost
         rpc_async("worker1", echo, (1,)).wait()
     until(lambda: bool(told), "a word about what happened")
@@ -406,7 +406,7 @@ def test_a_thread_that_has_run_a_call_leaves_the_loop_to_the_idle_thread(two: li
     _gate.clear(), _held.clear()
     long = rpc_async("worker1", hold)
     until(lambda: bool(_held), "the call")
-    thread = next(thread for thread in list(two[1]._pool._threads) if thread.lends is not None)
+    thread = next(thread for thread in list(two[1].calls.pool._threads) if thread.lends is not None)
     receiver: Any = _receiver(two[1])
     until(lambda: _lends(receiver), "another thread, which is idle")
     _gate.set()
@@ -675,7 +675,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _connection(of: Agent, to: int) -> StreamConnection:
-    return next(entry.connection for entry in of._peers._table.all_entries() if entry.peer.id == to)
+    return next(entry.connection for entry in of.links.peers._table.all_entries() if entry.peer.id == to)
 
 
 def _stall(agent: Agent, peer: Agent) -> threading.Event:

@@ -81,7 +81,7 @@ def test_a_reconnected_pair_is_reported_as_resumed_on_both_sides(
 ) -> None:
     resumed: list[str] = []
     for agent in agents[:2]:
-        monkeypatch.setattr(agent._peer_events, "connection_resumed", lambda peer: resumed.append(peer.name))
+        monkeypatch.setattr(agent.links.peer_events, "connection_resumed", lambda peer: resumed.append(peer.name))
     cut(agents)
     until(lambda: {*resumed} == {"notebook", "worker1"})
 
@@ -112,7 +112,7 @@ def test_a_pair_whose_connection_breaks_reconnects_and_only_calls_in_flight_fail
 
 def test_an_rref_survives_a_broken_connection_while_its_value_is_made(agents: list[Agent]) -> None:
     rref = remote("worker1", wait_here)
-    until(lambda: agents[1]._pool.busy == 1, "the function to run")
+    until(lambda: agents[1].calls.pool.busy == 1, "the function to run")
     cut(agents)
     with pytest.raises(ConnectionLostError, match="wait_here"):
         rref._get_future().wait()
@@ -158,7 +158,7 @@ def test_calls_during_repeated_breaks_are_answered_or_reported_as_lost(agents: l
 def test_an_rref_that_is_dropped_without_a_connection_is_freed_after_reconnection(agents: list[Agent]) -> None:
     rref = remote("worker1", add, (40, 2))
     rref.to_here()
-    agents[1]._peers.acceptor.close()  # so the pair stays separated until a listener is back
+    agents[1].links.peers.acceptor.close()  # so the pair stays separated until a listener is back
     cut(agents)
     del rref
     nothing_left(agents)
@@ -167,7 +167,7 @@ def test_an_rref_that_is_dropped_without_a_connection_is_freed_after_reconnectio
 def test_a_message_whose_connection_ends_before_it_is_written_goes_to_the_next_one(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers, was_cut = agents[0]._peers, threading.Event()
+    peers, was_cut = agents[0].links.peers, threading.Event()
     connect, find = peers.connect_to_member, peers.find
 
     def cut_once(to: int, addresses: Iterable[str]) -> StreamConnection:
@@ -189,9 +189,9 @@ def test_calls_wait_for_a_peer_that_is_unreachable_for_a_while(
 ) -> None:
     gate = threading.Event()
     for agent in agents[:2]:
-        dial = agent._peers._opener.dial_peer
+        dial = agent.links.peers._opener.dial_peer
         monkeypatch.setattr(
-            agent._peers._opener, "dial_peer", lambda *a, dial=dial: dial(*a) if gate.is_set() else _unreachable()
+            agent.links.peers._opener, "dial_peer", lambda *a, dial=dial: dial(*a) if gate.is_set() else _unreachable()
         )
     before = agents[0].call("worker1", wait_here)
     cut(agents)
@@ -206,8 +206,8 @@ def test_calls_wait_for_a_peer_that_is_unreachable_for_a_while(
 def test_a_peer_without_a_listener_is_reported_as_lost_at_once(agents: list[Agent]) -> None:
     """As for a killed process: connections break, and no process listens at the address."""
     lost = agents[0].call("worker1", wait_here)
-    agents[1]._peers.acceptor.close()
-    agents[1]._peer_events.peer_addresses = lambda peer: ()  # a dead process does not dial
+    agents[1].links.peers.acceptor.close()
+    agents[1].links.peer_events.peer_addresses = lambda peer: ()  # a dead process does not dial
     cut(agents)
     with pytest.raises(WorkerLostError, match="worker1"):
         lost.wait()
@@ -218,32 +218,32 @@ def test_a_peer_without_a_listener_is_reported_as_lost_at_once(agents: list[Agen
 def test_a_member_that_was_given_up_cannot_reconnect_and_ends(agents: list[Agent]) -> None:
     told: list[tuple[str, str]] = []
     agents[2].on_member(lambda kind, who, reason: told.append((kind, who.name)))
-    agents[0]._peers.give_up_member(1, "nothing was received from it")
+    agents[0].links.peers.give_up_member(1, "nothing was received from it")
     until(lambda: len(agents[0].members()) == 2 and len(agents[2].members()) == 2)
-    assert agents[1].closing.wait(20), "a member that has lost member 0 ends itself"
+    assert agents[1].links.closing.wait(20), "a member that has lost member 0 ends itself"
     until(lambda: ("lost", "worker1") in told)
     with pytest.raises(RefusedError, match="nothing was received from it"):
-        Opener(agents[0].config.secret).dial_peer(_way(agents[0], agents[1]), agents[1]._peers.own_identity)
+        Opener(agents[0].config.secret).dial_peer(_way(agents[0], agents[1]), agents[1].links.peers.own_identity)
     assert agents[0].call(2, add, (2, 2)).wait() == 4
 
 
 def _way(to: Agent, source: Agent) -> str:
     member = to.machine.read_node(lambda node: node.members.me)
-    return member.addresses_from(source._peers.own_identity.host)[0]
+    return member.addresses_from(source.links.peers.own_identity.host)[0]
 
 
 def test_a_pair_that_does_not_reconnect_in_time_is_separated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world(tmp_path, 3, grace_seconds=0.3) as agents:
         for agent in agents[:2]:
-            monkeypatch.setattr(agent._peers._opener, "dial_peer", _unreachable)
-        monkeypatch.setattr(agents[1]._peers._reconnector, "_grace", 3.0)  # so that member 0 gives up first
+            monkeypatch.setattr(agent.links.peers._opener, "dial_peer", _unreachable)
+        monkeypatch.setattr(agents[1].links.peers._reconnector, "_grace", 3.0)  # so that member 0 gives up first
         before = agents[0].call("worker1", wait_here)
         cut(agents)
         with pytest.raises(ConnectionLostError):
             before.wait()
         with pytest.raises(WorkerLostError, match=r"could not be reached again in 0\.3 s"):
             agents[0].call("worker1", wait_here).wait()
-        assert agents[1].closing.wait(20)
+        assert agents[1].links.closing.wait(20)
         until(lambda: [info.id for info in agents[2].members()] == [0, 2])
         GO.set()
 
@@ -255,7 +255,7 @@ def _unreachable(*_: object) -> None:
 # -- silence
 def mute(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop all data that this agent sends; its host acknowledges nothing."""
-    for entry in agent._peers._table.all_entries():
+    for entry in agent.links.peers._table.all_entries():
         entry.connection._stream.write = lambda views, may_wait: views.clear()
 
 
@@ -264,15 +264,15 @@ class Clock:
 
     def __init__(self, agents: list[Agent]) -> None:
         self._agents = agents
-        self._now = agents[0].clock()
+        self._now = agents[0].links.clock()
         for agent in agents:
-            agent.links.clock = lambda: self._now
+            agent.links.interceptors.clock = lambda: self._now
 
     def let_pass(self, seconds: float, mute: tuple[int, ...] = ()) -> None:
         """Let time pass in steps, in each of which all members but the mute ones hear one another."""
         hear = [agent for agent in self._agents if agent.id not in mute]
         for _ in range(round(seconds / 0.1)):
-            entries = [entry for agent in hear for entry in agent._peers._table.all_entries()]
+            entries = [entry for agent in hear for entry in agent.links.peers._table.all_entries()]
             heard = {e.connection: e.connection.bytes_received for e in entries if e.peer.id not in mute}
             self._now += 0.1
             until(lambda heard=heard: all(each.bytes_received > before for each, before in heard.items()))  # type: ignore[misc]
@@ -295,7 +295,7 @@ def test_a_silent_member_on_another_host_is_reported_as_suspect_and_then_as_lost
             lost.wait()
         assert caught.value.maybe_executed
         until(lambda: ("lost", WorkerInfo("worker1", 1)) in told)
-        assert agents[1].closing.wait(20), "it learns that it was given up"
+        assert agents[1].links.closing.wait(20), "it learns that it was given up"
         assert agents[0].call(2, add, (2, 2)).wait() == 4
         GO.set()
 
@@ -305,7 +305,7 @@ def test_a_worker_that_receives_nothing_from_member_0_ends_itself(
 ) -> None:
     with far_world(tmp_path, 2, suspect_seconds=0.5, lost_seconds=1.0, stuck_seconds=1.0) as agents:
         mute(agents[0], monkeypatch)
-        assert agents[1].closing.wait(20)
+        assert agents[1].links.closing.wait(20)
         until(lambda: len(agents[0].members()) == 1, "its farewell")
         assert agents[1].members() == []
 
@@ -313,7 +313,7 @@ def test_a_worker_that_receives_nothing_from_member_0_ends_itself(
 def test_silence_on_one_host_is_no_sign_of_a_loss(tmp_path: Path) -> None:
     with world(tmp_path, 2, suspect_seconds=0.05, lost_seconds=0.1, stuck_seconds=0.1) as agents:
         assert not [t for t in threading.enumerate() if t.name.endswith("heartbeat")]
-        assert not agents[0].closing.wait(0.5)
+        assert not agents[0].links.closing.wait(0.5)
         assert len(agents[0].members()) == 2
         assert address_of(agents[0])
 
@@ -324,4 +324,4 @@ def test_heartbeats_keep_the_members_of_an_idle_world_on_two_hosts_alive(tmp_pat
         agents[0].on_member(lambda kind, who, reason: told.append(kind))
         Clock(agents).let_pass(3.0)
         assert agents[0].call(1, add, (1, 1)).wait() == 2
-        assert told == [] and not agents[1].closing.is_set()
+        assert told == [] and not agents[1].links.closing.is_set()

@@ -60,7 +60,7 @@ def test_ctrl_c_during_the_arrival_of_a_result_is_not_lost(agents: list[Agent]) 
             rpc_sync("worker1", interrupt)
             time.sleep(1)  # if it arrives after the result
         nothing_left(agents)
-        until(lambda: not agents[0].pending.has_pending())
+        until(lambda: not agents[0].calls.pending.has_pending())
 
     for _ in range(20):
         interrupted()
@@ -96,11 +96,11 @@ def test_the_fast_path_is_not_taken_where_ctrl_c_could_interrupt_it(
     steps: list[str] = []
     for step in ("fast_resolve", "fast_answer"):
         monkeypatch.setattr(Node, step, lambda *_, step=step: steps.append(step))
-    assert agents[0]._dispatcher._resolve_fast(1, 0, Result(1, (), None, EMPTY)) is False
+    assert agents[0].dispatcher._resolve_fast(1, 0, Result(1, (), None, EMPTY)) is False
     agents[0].reply(1, 1, Result(1, (), None, EMPTY))
     assert steps == []
     with uninterrupted:
-        agents[0]._dispatcher._resolve_fast(1, 0, Result(1, (), None, EMPTY))
+        agents[0].dispatcher._resolve_fast(1, 0, Result(1, (), None, EMPTY))
         agents[0].reply(1, 1, Result(1, (), None, EMPTY))
     assert steps == ["fast_resolve", "fast_answer"]
 

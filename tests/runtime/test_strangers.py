@@ -61,7 +61,7 @@ class Door:
 
     @property
     def refused(self) -> int:
-        return self.agent._peers.acceptor.refusals.count
+        return self.agent.links.peers.acceptor.refusals.count
 
     def knock(self) -> Stream:
         deadline, place = time.monotonic() + 5, self.address.partition("://")[2]
@@ -310,7 +310,7 @@ def damaged(frames: list[bytes], chance: random.Random) -> list[bytes]:
 def test_a_member_that_is_removed_sees_its_connection_end_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it could dial again and be accepted before its loss is known."""
     with world(tmp_path, 3) as agents:
-        (mad,), reunion = entries(agents[1], agents[0]), agents[0]._peers._reconnector
+        (mad,), reunion = entries(agents[1], agents[0]), agents[0].links.peers._reconnector
         ended: list[bool] = []
         over = reunion.connection_ended
 
@@ -341,7 +341,7 @@ def test_a_message_over_the_limit_fails_before_anything_is_sent(make: Any, tmp_p
 
 def test_a_connection_with_a_message_over_the_limit_is_ended(tmp_path: Path) -> None:
     with world(tmp_path, 3) as agents:
-        agents[0]._peers._limits = SMALL
+        agents[0].links.peers._limits = SMALL
         stream, _ = Opener(SECRET).dial_peer(address_of(agents[0]), _as(agents[1]))
         before = psutil.Process().memory_info().rss
         first, _ = encode_frame(1, b"x", Body(b"", b"", [bytes(1)]))
@@ -356,7 +356,7 @@ def test_a_connection_with_a_message_over_the_limit_is_ended(tmp_path: Path) -> 
 
 
 def _as(agent: Agent) -> Identity:
-    return agent._peers.own_identity
+    return agent.links.peers.own_identity
 
 
 def test_a_stranger_that_stops_in_the_middle_of_a_handshake_is_disconnected(
@@ -384,7 +384,7 @@ def test_renewed_connections_of_strangers_are_logged_and_take_no_thread_and_no_m
     far = {"remote": "tls://127.0.0.1:0"} if kind == "tls" else {}
     leader = start_agent(config(tmp_path, 0, **far))
     place = leader.machine.read_node(lambda node: node.members.me.remote or node.members.me.address).partition("://")[2]
-    refusals, threads = leader._peers.acceptor.refusals, threading.active_count()
+    refusals, threads = leader.links.peers.acceptor.refusals, threading.active_count()
     with strangers_at(place, 200):
         until(lambda: refusals.count > 400, "the first to be displaced")
         assert threading.active_count() <= threads + 1

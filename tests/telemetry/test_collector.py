@@ -44,7 +44,7 @@ def equal(collector: Collector, agents: list[Agent]) -> bool:
 
 
 def listening(agents: list[Agent]) -> list[bool]:
-    return [agent.bus.listening for agent in agents]
+    return [agent.links.bus.listening for agent in agents]
 
 
 def test_while_nobody_looks_there_is_nothing(collector: Collector, agents: list[Agent]) -> None:
@@ -165,7 +165,7 @@ def test_members_come_go_and_are_lost_under_ones_eyes(
     until(lambda: len(collector.world()[3]["tables"]["owned"]) == 1)
     late.shutdown(graceful=False)
     until(lambda: collector.world()[3]["state"] == "left")
-    agents[1]._peers.close()
+    agents[1].links.peers.close()
     until(lambda: collector.world()[1]["state"] == "lost")
     assert collector.world()[2]["state"] == "up"
     del rref

@@ -83,7 +83,7 @@ def test_the_record_ends_with_what_members_had_yet_to_tell(agents: list[Agent], 
     rows = messages_view(named(load_record(tmp_path / "lesson.json"), "end"))["messages"].values()
     assert [(row["kind"], row["state"]) for row in rows] == [("Call", "received"), ("Result", "received")]
     assert running.stop() == made
-    until(lambda: not any(agent.bus.listening for agent in agents))
+    until(lambda: not any(agent.links.bus.listening for agent in agents))
 
 
 def test_it_can_be_played_forth_and_back_and_tells_who_looks(agents: list[Agent], tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_it_can_be_played_forth_and_back_and_tells_who_looks(agents: list[Agent]
 
 
 def test_it_says_what_it_holds_and_what_it_leaves_out(agents: list[Agent], tmp_path: Path) -> None:
-    agents[1].bus.register_table("logs", lambda: {"1": {"text": "a line"}})
+    agents[1].links.bus.register_table("logs", lambda: {"1": {"text": "a line"}})
     for everything in (False, True):
         with record(tmp_path / "lesson.json", everything):
             rpc_sync("worker1", int)

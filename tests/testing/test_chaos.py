@@ -71,7 +71,7 @@ def test_a_drill_disturbs_all_members_until_it_is_switched_off(agents: list[Agen
     until(lambda: not any(agent.tables()["calls"] for agent in agents))
     counts = drill.off()
     assert drill.settings is None and counts["lost"] == counts["sent"] >= 2
-    assert [len(agent.links.all) for agent in agents] == [1, 1]
+    assert [len(agent.links.interceptors.all) for agent in agents] == [1, 1]
     assert rpc_sync("worker1", divmod, (17, 5)) == (3, 2)
     assert drill.off() == {}
 
@@ -99,6 +99,6 @@ def test_a_drill_also_disturbs_members_that_join_later(agents: list[Agent], tmp_
     with contextlib.ExitStack() as undo:
         late = start_agent(config(tmp_path, 2))
         undo.callback(late.stop)
-        until(lambda: len(late.links.all) == 2, "the faults")
+        until(lambda: len(late.links.interceptors.all) == 2, "the faults")
         drill.off()
-        assert len(late.links.all) == 1
+        assert len(late.links.interceptors.all) == 1

@@ -84,15 +84,15 @@ def test_a_stepper_lets_time_pass_on_request(stepper: Stepper) -> None:
 
 
 def test_clocks_stop_under_a_stepper_and_go_on_from_there(agents: list[Agent], stepper: Stepper) -> None:
-    before = [agent.clock() for agent in agents]
+    before = [agent.links.clock() for agent in agents]
     assert not threading.Event().wait(0.2)
-    assert [agent.clock() for agent in agents] == before
+    assert [agent.links.clock() for agent in agents] == before
     future = rpc_async("worker1", divmod, (17, 5), timeout=5)
     stepper.pass_time(1)
     began = time.monotonic()
     stepper.go()
     assert future.wait() == (3, 2)
-    passed = [agent.clock() - then for agent, then in zip(agents, before, strict=True)]
+    passed = [agent.links.clock() - then for agent, then in zip(agents, before, strict=True)]
     assert all(1 <= seconds <= 1 + time.monotonic() - began for seconds in passed)
 
 
@@ -237,22 +237,22 @@ def test_a_second_stepper_releases_the_messages_of_the_first(agents: list[Agent]
     assert second.is_on and not late.done()
     second.go()
     assert early.wait() == late.wait() == (3, 2)
-    assert [len(agent.links.all) for agent in agents] == [1, 1, 1]
+    assert [len(agent.links.interceptors.all) for agent in agents] == [1, 1, 1]
 
 
 def test_a_member_that_is_asked_twice_holds_once(agents: list[Agent], stepper: Stepper) -> None:
-    links = len(agents[1].links.all)
+    links = len(agents[1].links.interceptors.all)
     stepper.member_joined(1)  # as for one that joins while the stepper begins
     agents[0].call("worker1", int, own=True).wait()  # behind a notice that would end the stepper
-    assert stepper.is_on and len(agents[1].links.all) == links
+    assert stepper.is_on and len(agents[1].links.interceptors.all) == links
 
 
 def test_a_member_that_joins_while_a_stepper_is_released_holds_nothing(agents: list[Agent]) -> None:
-    links = len(agents[1].links.all)
+    links = len(agents[1].links.interceptors.all)
     stepper = Stepper.on(agent=agents[0])
     stepper.go()
     stepper.member_joined(1)
-    assert len(agents[1].links.all) == links
+    assert len(agents[1].links.interceptors.all) == links
     assert agents[0].call("worker1", int).wait() == 0
 
 
@@ -267,7 +267,7 @@ def test_a_stepper_of_another_member_takes_over(agents: list[Agent]) -> None:
     assert second.wait(kind="Call")[0].to == "worker2" and not late.done()
     second.go()
     assert early.wait() == late.wait() == (3, 2)
-    assert [len(agent.links.all) for agent in agents] == [1, 1, 1]
+    assert [len(agent.links.interceptors.all) for agent in agents] == [1, 1, 1]
 
 
 def test_a_stepper_ends_with_its_member(agents: list[Agent]) -> None:
@@ -276,7 +276,7 @@ def test_a_stepper_ends_with_its_member(agents: list[Agent]) -> None:
     stepper.wait()
     agents.pop().stop()
     assert future.wait() == (3, 2) and not stepper.is_on
-    until(lambda: [len(agent.links.all) for agent in agents] == [1, 1])
+    until(lambda: [len(agent.links.interceptors.all) for agent in agents] == [1, 1])
 
 
 def test_a_stepper_never_holds_the_own_calls_of_rpcbench(agents: list[Agent], stepper: Stepper) -> None:

@@ -43,7 +43,7 @@ def owned() -> int:
 
 def remembered() -> int:
     """Return how many values this process still finds if an RRef of one arrives."""
-    return len(current.current_agent().values._known)
+    return len(current.current_agent().calls.values._known)
 
 
 def make() -> list[int]:
