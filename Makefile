@@ -34,6 +34,7 @@ lab: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_states.py
 
 lessons: $(READY)
 	$(BIN)/python docs/run_lessons.py

@@ -13,14 +13,14 @@ from rpcbench.protocol.backward import BackwardPasses, Contexts, Tally, union_of
 from rpcbench.protocol.calls import Calls
 from rpcbench.protocol.delivery import Delivery, Pair
 from rpcbench.protocol.node import Node
-from rpcbench.protocol.rrefs import RRefs
+from rpcbench.protocol.rrefs import DELETING, RELEASED, RRefs
 from rpcbench.wire import messages as m
 
 
 def users_go_before_they_are_confirmed(patch: pytest.MonkeyPatch) -> None:
     def retire(self: RRefs, fork: Any) -> Any:
         user = self.users[fork]
-        if not user.released or user.children:
+        if user.state not in (RELEASED, DELETING) or user.children:
             return []
         self._forget_user(fork)
         return [(user.owner, m.UserDelete(user.rref, fork))]
@@ -31,7 +31,7 @@ def users_go_before_they_are_confirmed(patch: pytest.MonkeyPatch) -> None:
 def parents_do_not_wait_for_children(patch: pytest.MonkeyPatch) -> None:
     def retire(self: RRefs, fork: Any) -> Any:
         user = self.users[fork]
-        if not (user.released and user.confirmed):
+        if user.state is not DELETING:
             return []
         self._forget_user(fork)
         return [(user.owner, m.UserDelete(user.rref, fork))]

@@ -23,6 +23,7 @@
         ├── ShutdownError             this side has stopped, or is stopping
         ├── TurnedAwayError           the member that was asked for admission is not the leader any more: ask again
         └── ProtocolError             a peer broke the rules: invalid bytes, an unknown message, a wrong size
+            ├── InvalidTransitionError  an event that the state of an object does not allow
             ├── AuthenticationError   a peer without the secret
             ├── VersionMismatch       a peer with an incompatible version of Python or rpcbench
             └── RefusedError          a peer that identified this process and refuses it, for the reason in the text
@@ -40,10 +41,10 @@ from typing import TypeVar
 
 __all__ = [
     "AuthenticationError", "CallCancelled", "CollectiveError", "ConnectionLostError", "DeadlockError",
-    "IncompleteWorldError", "MessageTooLarge", "NamesError", "NoOverloadError", "NotConnectedError", "PipelineError",
-    "ProtocolError", "RankFailedError", "RefusedError", "RemoteError", "RpcError", "RpcTimeoutError",
-    "SerializationError", "ShutdownError", "StageLostError", "TurnedAwayError", "UnknownVariableError",
-    "UnknownWorkerError", "VersionMismatch", "WorkerLostError",
+    "IncompleteWorldError", "InvalidTransitionError", "MessageTooLarge", "NamesError", "NoOverloadError",
+    "NotConnectedError", "PipelineError", "ProtocolError", "RankFailedError", "RefusedError", "RemoteError", "RpcError",
+    "RpcTimeoutError", "SerializationError", "ShutdownError", "StageLostError", "TurnedAwayError",
+    "UnknownVariableError", "UnknownWorkerError", "VersionMismatch", "WorkerLostError",
 ]  # fmt: skip
 
 
@@ -223,6 +224,10 @@ class ShutdownError(RpcError):
 
 class ProtocolError(RpcError):
     """The peer sent something that the protocol does not allow; its connection is closed."""
+
+
+class InvalidTransitionError(ProtocolError):
+    """An event came that the state of an object does not allow, by a fault of a peer or of this process."""
 
 
 class MessageTooLarge(SerializationError, ProtocolError):

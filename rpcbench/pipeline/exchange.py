@@ -23,12 +23,15 @@ Guarantees
 #     A replica is ready, G an address   replica that takes        replica that sends
 #     D work of the group is done        number of the tensor      own replica: filled on this worker
 #     R worker is ready, O all are       id of the taker           id of the sender, see `mailboxes`
+#
+# The states of a step are in a table, `StepLife.transitions`; docs/internals/journey-of-a-step.md draws it.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -37,6 +40,7 @@ from torch import Tensor
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import PipelineError, WorkerLostError
 from rpcbench.base.futures import Waits, release_slot
+from rpcbench.base.state_machine import StateMachine
 from rpcbench.pipeline.ops import Op
 from rpcbench.pipeline.stage_graph import OUTSIDE, StageIO, ValuePath
 
@@ -83,6 +87,30 @@ def _do_nothing(*_: object) -> None:
     """Do nothing: there are no other workers."""
 
 
+# VOTED: not as the coordinator. COMMITTED: it can no longer be aborted. APPLYING: its operations have ended after that.
+# OVER: they have ended without a commit. LOST: a process that every step needs has left.
+StepState = StrEnum("StepState", "RUNNING VOTED COMMITTED APPLYING ABORTED LOST OVER")
+RUNNING, VOTED, COMMITTED, APPLYING, ABORTED, LOST, OVER = StepState
+StepEvent = StrEnum("StepEvent", "VOTES DECIDED STOPPED LOSS DECIDER_LOSS ENDED")
+VOTES, DECIDED, STOPPED, LOSS, DECIDER_LOSS, ENDED = StepEvent
+
+
+@dataclass(slots=True)
+class StepLife(StateMachine[StepState, StepEvent]):
+    """One step on one worker."""
+
+    transitions = {
+        RUNNING: {VOTES: VOTED, DECIDED: COMMITTED, STOPPED: ABORTED, LOSS: LOST, DECIDER_LOSS: LOST, ENDED: OVER},
+        VOTED: {DECIDED: COMMITTED, STOPPED: ABORTED, LOSS: VOTED, DECIDER_LOSS: LOST, ENDED: OVER},
+        COMMITTED: {STOPPED: COMMITTED, LOSS: COMMITTED, DECIDER_LOSS: COMMITTED, ENDED: APPLYING},
+        APPLYING: {STOPPED: APPLYING, LOSS: APPLYING, DECIDER_LOSS: APPLYING},
+        ABORTED: {STOPPED: ABORTED, LOSS: LOST, DECIDER_LOSS: LOST, ENDED: OVER},
+        LOST: {STOPPED: LOST, LOSS: LOST, DECIDER_LOSS: LOST, ENDED: OVER},
+        OVER: {STOPPED: OVER, LOSS: OVER, DECIDER_LOSS: OVER, ENDED: OVER},
+    }  # fmt: skip
+    reason: str = "it has ended on this worker"  # why it was aborted
+
+
 class Slots:
     """The slots of one worker in one pipeline. Steps are numbered upward."""
 
@@ -91,15 +119,13 @@ class Slots:
         self._lock = threading.Lock()
         self._changes = Condition()
         self._filled: dict[tuple[int, ...], Opened] = {}
-        self._ended_through: float = -1  # this step and all before it are over; infinity: all
-        self._voted = -1  # the latest step that this worker has voted for, not as the coordinator
-        self._committed = -1  # the latest step that was committed: it can no longer be aborted
-        self._aborted: dict[int, str] = {}  # step → reason
+        self._steps: dict[int, StepLife] = {}  # from their first event until a later one ends
+        self._ended_through = -1  # this step and all before it are over
         self._closed = ""  # the reason why no further step can begin
 
     def put(self, slot: tuple[int, ...], values: Opened) -> None:
         with self._lock:  # else a value that comes while a step ends would stay
-            if slot[0] > self._ended_through and slot[0] not in self._aborted:
+            if not self.is_aborted(slot[0]):
                 self._filled[slot] = values
         self.wake_waiters()
 
@@ -132,43 +158,41 @@ class Slots:
     def check_step(self, step: int) -> None:
         """Raise as `take_values` if the step cannot go on; WorkerLostError also if another worker has reported the
         loss."""
-        if not self.is_aborted(step):
-            return
-        if self._ended_through == math.inf:
+        state = self._state_of(step)
+        if state is LOST:
             raise WorkerLostError(f"step {step} was aborted: {self._closed}")
-        reason = self._aborted.get(step, "it has ended on this worker")
-        died = reason.startswith(WorkerLostError.__name__)  # reasons travel as text
-        raise (WorkerLostError if died else PipelineError)(f"step {step} was aborted: {reason}")
+        if state in (ABORTED, APPLYING, OVER):
+            reason = self._steps.get(step, StepLife(OVER)).reason
+            died = reason.startswith(WorkerLostError.__name__)  # reasons travel as text
+            raise (WorkerLostError if died else PipelineError)(f"step {step} was aborted: {reason}")
 
     def is_aborted(self, step: int) -> bool:
         """Return whether a step is aborted or over."""
-        return step <= self._ended_through or step in self._aborted
+        return self._state_of(step) in (ABORTED, LOST, APPLYING, OVER)
+
+    def begin_step(self, step: int) -> None:
+        """Begin a step on this worker. It may be aborted, or over, already."""
+        with self._lock:
+            self._life_of(step)
 
     def abort_step(self, step: int, reason: str) -> bool:
         """Abort a step, which wakes all threads that wait for it. Returns False if it was committed."""
         with self._lock:
-            if step == self._committed:
-                return False
-            if step > self._ended_through:
-                self._aborted[step] = reason
-            dropped = self._drop_values(step)
+            life = self._life_of(step)
+            state = life.apply_event(STOPPED, step)
+            if state is ABORTED:
+                life.reason = reason
+            dropped = self._drop_values()
         self.wake_waiters()
         del dropped
-        return True
+        return state not in (COMMITTED, APPLYING)
 
-    def record_vote(self, step: int) -> None:
-        """Record that this worker votes for the commit of a step. Raises as `check_step` if it was aborted before."""
+    def advance_step(self, step: int, event: StepEvent) -> None:
+        """Record this worker's vote for the commit of a step, or the decision. Raises as `check_step` if it was aborted
+        before."""
         with self._lock:
             if not self.is_aborted(step):
-                self._voted = step
-                return
-        self.check_step(step)
-
-    def commit_step(self, step: int) -> None:
-        """Commit a step: from now on it cannot be aborted. Raises as `check_step` if it was aborted before."""
-        with self._lock:
-            if not self.is_aborted(step):
-                self._committed = step
+                self._life_of(step).apply_event(event, step)
                 return
         self.check_step(step)
 
@@ -177,24 +201,32 @@ class Slots:
         voted for. Otherwise that step still waits for its decision or an abort, and is the last one."""
         with self._lock:
             self._closed = reason
-            if not in_doubt and self._voted > self._ended_through:
-                return  # until `finish_step`
-            self._ended_through = math.inf
-            dropped = self._drop_values(self._ended_through)
+            for step, life in self._steps.items():
+                life.apply_event(DECIDER_LOSS if in_doubt else LOSS, step)
+            dropped = self._drop_values()
         self.wake_waiters()
         del dropped
 
     def finish_step(self, step: int) -> None:
         """End a step on this worker, and drop its values."""
         with self._lock:
-            self._ended_through = math.inf if self._closed else max(self._ended_through, step)
-            self._aborted = {later: reason for later, reason in self._aborted.items() if later > step}
-            dropped = self._drop_values(self._ended_through)
+            self._life_of(step).apply_event(ENDED, step)
+            self._ended_through = max(self._ended_through, step)
+            self._steps = {n: life for n, life in self._steps.items() if n >= step and life.state is not OVER}
+            dropped = self._drop_values()
         del dropped
 
-    def _drop_values(self, last: float) -> list[Any]:
+    def _state_of(self, step: int) -> StepState:
+        if (life := self._steps.get(step)) is not None:
+            return life.state
+        return LOST if self._closed else OVER if step <= self._ended_through else RUNNING
+
+    def _life_of(self, step: int) -> StepLife:
+        return self._steps.setdefault(step, StepLife(self._state_of(step)))
+
+    def _drop_values(self) -> list[Any]:
         # returned, so that tensors are freed after the lock is released
-        return [self._filled.pop(slot, None) for slot in list(self._filled) if slot[0] <= last]
+        return [self._filled.pop(slot, None) for slot in list(self._filled) if self.is_aborted(slot[0])]
 
     def __len__(self) -> int:
         return len(self._filled)

@@ -38,7 +38,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rpcbench.base.futures import Waits
-from rpcbench.pipeline.exchange import BACKWARD, DECISION, FORWARD, VOTE, Slot, Slots, detach_values
+from rpcbench.pipeline.exchange import BACKWARD, DECIDED, DECISION, FORWARD, VOTE, VOTES, Slot, Slots, detach_values
 from rpcbench.pipeline.ops import Kind, Op, Ops, result_of_op
 from rpcbench.pipeline.placement import StagePlacement
 from rpcbench.pipeline.simulate import simulate
@@ -117,13 +117,13 @@ class CommitProtocol:
         if self._own == self._first:
             for other in self._others:
                 self._mail.receive_values(Slot(step, VOTE, 0, self._own, other))
-            self._mail.slots.commit_step(step)  # the decision: the driver can no longer abort the step
+            self._mail.slots.advance_step(step, DECIDED)  # the decision: the driver can no longer abort the step
             self._send_decision(step)
         else:
-            self._mail.slots.record_vote(step)
+            self._mail.slots.advance_step(step, VOTES)
             self._mail.send_values(Slot(step, VOTE, 0, self._first, self._own), ())
             self._mail.receive_values(Slot(step, DECISION, 0, self._own, self._first))
-            self._mail.slots.commit_step(step)
+            self._mail.slots.advance_step(step, DECIDED)
 
     def _send_decision(self, step: int) -> None:
         """Send the decision to all others. Ends the step on a worker that cannot be reached, and raises the error."""
@@ -154,6 +154,7 @@ class Mailbox:
 
     def begin_step(self, step: int, window: int) -> None:
         """Begin a step. `compute_send_window`: micro-batches that a stage may be ahead of another; 0: no limit."""
+        self.slots.begin_step(step)
         self._credits = FlowControl(step, window) if window else None
 
     def receive_values(self, slot: Slot) -> tuple[Any, ...]:

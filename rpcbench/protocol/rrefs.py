@@ -28,8 +28,8 @@ Rules that give them
 #
 # If the owner itself shares the value, it adds the fork before it sends, so the child is confirmed at once.
 #
-#     a fork here:   pending ── ForkAccept ──> confirmed ── release() ──> deleting ── no children left ──> UserDelete
-#                       └────────────────── the owner is lost: OwnerLost, forgotten ──────────────┘
+# The states are in two tables, `User.transitions` and `Owned.transitions`; docs/internals/journey-of-a-rref.md draws
+# them. Forks and children are counts beside a state: of these a machine hears only that the last one has gone.
 #
 # Why each table exists
 #     owned     forks of each RRef that this member owns, with their holders: its reference count. The forks of a lost
@@ -43,41 +43,71 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.base.ids import Id, Note, Row, Table, Tombstones, make_row
+from rpcbench.base.state_machine import StateMachine
 from rpcbench.protocol.effects import Effects, Free, Outbox, Outcome, OwnerLost, ValueFailed, join_outcomes
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, Origin, UserDelete
 
+# NAMED: the call that creates the value has not arrived. CREATED: its result is awaited.
+RRefState = StrEnum("RRefState", "NAMED CREATED READY FAILED FREED")
+NAMED, CREATED, READY, FAILED, FREED = RRefState
+RRefEvent = StrEnum("RRefEvent", "CREATE_ARRIVED CALL_DROPPED RETURNED RAISED FORKS_GONE")
+CREATE_ARRIVED, CALL_DROPPED, RETURNED, RAISED, FORKS_GONE = RRefEvent
+
 
 @dataclass(slots=True)
-class Owned:
+class Owned(StateMachine[RRefState, RRefEvent]):
     """The owner's side of one RRef."""
 
+    transitions = {
+        NAMED: {CREATE_ARRIVED: CREATED, CALL_DROPPED: CREATED, FORKS_GONE: NAMED},
+        CREATED: {RETURNED: READY, RAISED: FAILED, CALL_DROPPED: CREATED, FORKS_GONE: FREED},
+        # or it was freed, and shared again by a handle of the owner before the call has returned
+        READY: {CREATE_ARRIVED: CREATED, RETURNED: READY, RAISED: FAILED, CALL_DROPPED: READY, FORKS_GONE: FREED},
+        FAILED: {RAISED: FAILED, FORKS_GONE: FREED},
+    }  # fmt: skip
+    state: RRefState = NAMED
     type: str = ""
-    created: bool = False  # a fork may be known before the call that creates the value has arrived
-    ready: bool = False  # the creating call has ended,
-    failed: bool = False  # with an error
     made: float = 0.0  # time of the creating call, in seconds
     size: int | None = None  # bytes, if known
     origin: Origin | None = None  # the notebook cell that made it
     forks: dict[Id, int] = field(default_factory=dict)  # fork → id of its holder: the reference count
 
 
+# CONFIRMED: the owner has this fork in its table. RELEASED: the last local handle went before that. DELETING: it is
+# confirmed and released, but a fork that was passed on from here may not be confirmed.
+ForkState = StrEnum("ForkState", "PENDING CONFIRMED RELEASED DELETING DELETED")
+PENDING, CONFIRMED, RELEASED, DELETING, DELETED = ForkState
+ForkEvent = StrEnum("ForkEvent", "ACCEPTED HANDLES_GONE CHILDREN_GONE OWNER_GONE")
+ACCEPTED, HANDLES_GONE, CHILDREN_GONE, OWNER_GONE = ForkEvent
+
+
 @dataclass(slots=True)
-class User:
+class User(StateMachine[ForkState, ForkEvent]):
     """One fork held here. `parent` is None for the fork that came with the creating call."""
 
+    transitions = {  # a second HANDLES_GONE comes from the finalizer of a handle that was released
+        PENDING: {ACCEPTED: CONFIRMED, HANDLES_GONE: RELEASED, OWNER_GONE: DELETED},
+        CONFIRMED: {HANDLES_GONE: DELETING, OWNER_GONE: DELETED},
+        RELEASED: {ACCEPTED: DELETING, HANDLES_GONE: RELEASED, OWNER_GONE: DELETED},
+        DELETING: {CHILDREN_GONE: DELETED, HANDLES_GONE: DELETING, OWNER_GONE: DELETED},
+    }
+    state: ForkState
     rref: Id
     owner: int
     parent: int | None
     owner_incarnation: int = 0  # the owner's incarnation
     type: str = ""
-    confirmed: bool = False  # the owner has this fork in its table
-    released: bool = False  # the last local handle has gone
     children: dict[Id, int] = field(default_factory=dict)  # unconfirmed fork → id of its receiver
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.state in (CONFIRMED, DELETING)
 
 
 class HeldFork(NamedTuple):
@@ -115,7 +145,7 @@ class RRefs:
     def create_user(self, owner: int, type_: str) -> tuple[Id, Id]:
         """Make this member the first user of a value that `owner` will make, for `remote()`; return (RRef, fork)."""
         rref, fork = self.new_id(), self.new_id()
-        self.users[fork] = User(rref, owner, None, self.incarnation_of(owner), type_)
+        self.users[fork] = User(PENDING, rref, owner, None, self.incarnation_of(owner), type_)
         self._tell_user("UserCreated", fork)
         return rref, fork
 
@@ -128,8 +158,9 @@ class RRefs:
         if fork is None or (user is not None and user.owner == self.me):
             owned = self.owned.get(rref)
             if owned is None:
-                made = user is None  # else the creating call is still in transit, from this member to itself
-                owned = self.owned[rref] = Owned(type_, made, made, made=now, size=size, origin=origin)
+                # with a fork of its own, the creating call is still in transit, from this member to itself
+                state = READY if user is None else NAMED
+                owned = self.owned[rref] = Owned(state, type_, now, size, origin)
             owned.forks[child] = to
             self._tell_owned("ForkAdded", rref)
             return Fork(rref, self.me, child, self.me, type_, self._incarnation)
@@ -166,7 +197,8 @@ class RRefs:
         if alive is False:
             return False, [OwnerLost(fork.rref)], outbox
         confirmed = fork.parent == fork.owner
-        self.users[fork.fork] = User(fork.rref, fork.owner, fork.parent, fork.owner_incarnation, fork.type, confirmed)
+        state = CONFIRMED if confirmed else PENDING
+        self.users[fork.fork] = User(state, fork.rref, fork.owner, fork.parent, fork.owner_incarnation, fork.type)
         self._tell_user("UserAdded", fork.fork)
         must_confirm = alive and not confirmed  # an owner that no View has named yet is asked by `owner_joined`
         return not confirmed, [], [(fork.owner, ForkRequest(fork.rref, fork.fork))] if must_confirm else []
@@ -185,7 +217,8 @@ class RRefs:
         self, source: int, rref: Id, fork: Id, type_: str, now: float, origin: Origin | None = None
     ) -> Outbox:
         owned = self.owned.setdefault(rref, Owned())
-        owned.created, owned.ready, owned.type, owned.made, owned.origin = True, False, type_, now, origin
+        owned.apply_event(CREATE_ARRIVED, rref)
+        owned.type, owned.made, owned.origin = type_, now, origin
         owned.forks[fork] = source
         self._tell_owned("RRefCreated", rref)
         return [(source, ForkAccept(rref, fork, first=True))]
@@ -195,9 +228,9 @@ class RRefs:
 
     def on_fork_accept(self, message: ForkAccept) -> Outcome:
         user = self.users.get(message.fork)
-        if user is None or user.confirmed:
+        if user is None:
             return [], []
-        user.confirmed = True
+        user.apply_event(ACCEPTED, message.fork)
         self._tell_user("UserConfirmed", message.fork)
         outbox: Outbox = [] if user.parent is None else [(user.parent, ChildAccept(message.fork))]
         return [], outbox + self._retire_if_unused(message.fork)
@@ -217,7 +250,7 @@ class RRefs:
         owned = self.owned.get(rref)
         if owned is None or owned.forks.pop(fork, None) is None:
             return []
-        if owned.forks or not owned.created:
+        if owned.forks or owned.apply_event(FORKS_GONE, rref) is not FREED:
             self._tell_owned("ForkDropped", rref)
             return []
         return self._let_go(rref)
@@ -225,9 +258,9 @@ class RRefs:
     def release_fork(self, fork: Id) -> Outbox:
         """Release a fork: its last local handle has gone."""
         user = self.users.get(fork)
-        if user is None or user.released:
+        if user is None:
             return []
-        user.released = True
+        user.apply_event(HANDLES_GONE, fork)
         self._tell_user("UserReleased", fork)
         return self._retire_if_unused(fork)
 
@@ -235,16 +268,17 @@ class RRefs:
         """Note that the creating call has returned, or failed."""
         owned = self.owned.get(rref)
         if owned is not None:
-            owned.ready, owned.failed, owned.type, owned.size = True, failed, type_ or owned.type, size
+            owned.apply_event(RAISED if failed else RETURNED, rref)
+            owned.type, owned.size = type_ or owned.type, size
             self._tell_owned("ValueSet", rref)
 
     def creation_failed(self, rref: Id, error: Exception) -> Effects:
         """Give the users of a value the error of its creating call, which will not run."""
         owned = self.owned.get(rref)
         if owned is not None:
-            owned.created = True
+            owned.apply_event(CALL_DROPPED, rref)
         # The owner may be the only holder: its own RRef came home, so no UserDelete would ever free the entry.
-        unused = owned is not None and not owned.forks
+        unused = owned is not None and not owned.forks and owned.apply_event(FORKS_GONE, rref) is FREED
         return [ValueFailed(rref, error), *(self._let_go(rref) if unused else [])]
 
     def owner_lost(self, fork: Id) -> Outcome:
@@ -252,6 +286,7 @@ class RRefs:
         user = self.users.get(fork)
         if user is None:
             return [], []
+        user.apply_event(OWNER_GONE, fork)
         self._forget_user(fork)
         # The ChildAccept lets the parent go: the owner will never confirm this fork.
         return [OwnerLost(user.rref)], [] if user.parent is None else [(user.parent, ChildAccept(fork))]
@@ -264,7 +299,7 @@ class RRefs:
             for fork in [fork for fork, holder in owned.forks.items() if holder == worker]:
                 effects += self.drop_fork(rref, fork)
                 self._maybe_passed_on.add_tombstone(rref)
-            if not owned.created and (rref.worker, rref.incarnation) == (worker, incarnation):
+            if owned.state is NAMED and (rref.worker, rref.incarnation) == (worker, incarnation):
                 effects += self.creation_failed(rref, _lost_value(rref))
         passed_on = [c for c, parent in self.children.items() if self.users[parent].children[c] == worker]
         outcomes = [(effects, []), *map(self.child_known, passed_on)]
@@ -279,7 +314,7 @@ class RRefs:
             (worker, ForkRequest(user.rref, fork))
             for fork, user in self.users.items()
             if (user.owner, user.owner_incarnation) == (worker, incarnation)
-            and not user.confirmed
+            and not user.is_confirmed
             and user.parent is not None
         ]
 
@@ -307,7 +342,7 @@ class RRefs:
         for child, parent in self.children.items():
             assert child in self.users[parent].children, f"child {child} unknown to its parent {parent}"
         for rref, owned in self.owned.items():
-            assert owned.forks or not owned.created, f"{rref} is kept without a fork"
+            assert owned.forks or owned.state is NAMED, f"{rref} is kept without a fork"
 
     # -- internals
     def _add_fork(self, rref: Id, fork: Id, holder: int, predecessors: bool = False) -> Effects:
@@ -331,8 +366,9 @@ class RRefs:
 
     def _retire_if_unused(self, fork: Id) -> Outbox:
         user = self.users[fork]
-        if not (user.released and user.confirmed and not user.children):  # the first rule of the header
+        if user.state is not DELETING or user.children:  # the first rule of the header
             return []
+        user.apply_event(CHILDREN_GONE, fork)
         self._forget_user(fork)
         return [(user.owner, UserDelete(user.rref, fork))]
 
@@ -361,15 +397,16 @@ def _lost_value(rref: Id) -> WorkerLostError:
 
 def _owned_row(rref: Id, owned: Owned) -> Row:
     forks = [{"fork": str(fork), "holder": holder} for fork, holder in owned.forks.items()]
+    ready, failed = owned.state in (READY, FAILED), owned.state is FAILED
     return {
-        "rref": str(rref), "ready": owned.ready, "failed": owned.failed, "type": owned.type, "forks": forks,
+        "rref": str(rref), "ready": ready, "failed": failed, "type": owned.type, "forks": forks,
         "made": owned.made, "size": owned.size,
         "cell": owned.origin.cell if owned.origin else "", "number": owned.origin.number if owned.origin else None,
     }  # fmt: skip
 
 
 def _user_row(fork: Id, user: User) -> Row:
-    state = "deleting" if user.released else "confirmed" if user.confirmed else "pending"
+    state = str(DELETING if user.state is RELEASED else user.state)
     children = [{"fork": str(child), "to": to} for child, to in user.children.items()]
     return {
         "rref": str(user.rref), "fork": str(fork), "owner": user.owner, "parent": user.parent, "state": state,

@@ -47,7 +47,7 @@ def _rref_context_get_debug_info() -> dict[str, str]:
 def _count_rrefs(node: Node) -> dict[str, str]:
     counts = {
         "num_owner_rrefs": len(node.rrefs.owned),
-        "num_pending_users": sum(not user.confirmed for user in node.rrefs.users.values()),
+        "num_pending_users": sum(not user.is_confirmed for user in node.rrefs.users.values()),
         "num_forks": sum(len(owned.forks) for owned in node.rrefs.owned.values()),
         "num_pending_futures": len(node.rrefs.children),
     }

@@ -414,7 +414,7 @@ class ObjectStore:
 
         def is_fork_confirmed(node: Node) -> bool:
             user = node.rrefs.users.get(fork) if fork is not None else None
-            return user is None or user.confirmed
+            return user is None or user.is_confirmed
 
         return self._machine.read_node(is_fork_confirmed)
 

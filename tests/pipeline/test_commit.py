@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ from rpcbench.base.futures import Future
 from rpcbench.pipeline import Pipeline, PipelineError, StageLostError, driver, split
 from rpcbench.pipeline import stage as stage_
 from rpcbench.pipeline.driver import StepDriver
-from rpcbench.pipeline.exchange import DECISION, VOTE, Slot, Slots
+from rpcbench.pipeline.exchange import APPLYING, COMMITTED, DECIDED, DECISION, VOTE, VOTES, Slot, Slots
 from rpcbench.pipeline.execution import abort_step as stop_step
 from rpcbench.pipeline.mailboxes import CommitProtocol, Mailbox
 from rpcbench.rpc import rpc_sync
@@ -95,31 +96,32 @@ def test_an_aborted_step_is_not_committed_although_its_decision_has_arrived() ->
     slots.put(Slot(1, DECISION, 0, 7, 4), lambda: (None,))
     assert slots.abort_step(1, "enough")
     with pytest.raises(PipelineError, match="enough"):
-        slots.commit_step(1)
-    slots.commit_step(2)
+        slots.advance_step(1, DECIDED)
+    slots.advance_step(2, DECIDED)
     assert not slots.abort_step(2, "too late") and slots.abort_step(3, "in time")
     slots.close("worker4 has gone")
     assert slots.abort_step(4, "nobody goes on")
     with pytest.raises(WorkerLostError, match="worker4 has gone"):
-        slots.commit_step(4)
+        slots.advance_step(4, DECIDED)
 
 
 def test_a_worker_that_has_voted_hears_the_decision_although_a_third_one_is_lost() -> None:
     slots = Slots()
-    slots.record_vote(1)
+    slots.advance_step(1, VOTES)
     slots.close("worker4 has gone", in_doubt=False)
     slots.put(decision := Slot(1, DECISION, 0, 7, 4), lambda: ("O",))
     assert slots.take_values(decision) == ("O",)
-    slots.commit_step(1)
+    slots.advance_step(1, DECIDED)
     slots.finish_step(1)
-    for begins in slots.record_vote, slots.commit_step, slots.check_step:
+    votes, decides = partial(slots.advance_step, event=VOTES), partial(slots.advance_step, event=DECIDED)
+    for begins in votes, decides, slots.check_step:
         with pytest.raises(WorkerLostError, match="step 2 was aborted: worker4 has gone"):
             begins(2)
 
 
 def test_the_loss_of_a_process_that_decides_ends_a_step_in_doubt() -> None:
     slots = Slots()
-    slots.record_vote(1)
+    slots.advance_step(1, VOTES)
     slots.close("worker4 has gone", in_doubt=False)
     slots.close("worker1 has gone")
     with pytest.raises(WorkerLostError, match="worker1 has gone"):
@@ -128,14 +130,14 @@ def test_the_loss_of_a_process_that_decides_ends_a_step_in_doubt() -> None:
 
 def test_an_abort_ends_a_step_in_doubt_and_no_worker_votes_after_a_loss() -> None:
     slots, other = Slots(), Slots()
-    slots.record_vote(1)
+    slots.advance_step(1, VOTES)
     slots.close("worker4 has gone", in_doubt=False)
     assert slots.abort_step(1, "enough")
     with pytest.raises(PipelineError, match="enough"):
         slots.take_values(Slot(1, DECISION, 0, 7, 4))
     other.close("worker4 has gone", in_doubt=False)
     with pytest.raises(WorkerLostError, match="worker4 has gone"):
-        other.record_vote(1)
+        other.advance_step(1, VOTES)
 
 
 # -- in a pipeline
@@ -417,7 +419,12 @@ def dies_at(kind: int, before: bool, sign: str) -> None:
 
 def commits() -> list[int]:
     """The latest steps that were committed on this worker."""
-    return [worker.slots._committed for worker in current.current_agent().part(stage_._Directory).workers.values()]
+    workers = current.current_agent().part(stage_._Directory).workers.values()
+    return [step for worker in workers for step in list(worker.slots._steps) if is_committed(worker.slots, step)]
+
+
+def is_committed(slots: Slots, step: int) -> bool:
+    return slots._state_of(step) in (COMMITTED, APPLYING)
 
 
 BEFORE, AFTER, EITHER = (1, 1), (2, 2), (1, 2)
@@ -509,7 +516,7 @@ def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
                         "the step to be ended there",
                     )
                 elif agrees and event is _gate:
-                    until(lambda: first.slots._committed == pipe.worker_group.steps._current_step, "it to agree")
+                    until(lambda: is_committed(first.slots, pipe.worker_group.steps._current_step), "it to agree")
         finally:
             _gate.set()
             answers.set()

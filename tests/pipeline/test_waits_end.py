@@ -94,8 +94,7 @@ class Stepping:
         for agent in self._agents:
             for worker in list(agent.part(stage._Directory).workers.values()):
                 for step in {task.step for task in self._pipe.worker_group._losses.tasks.values()}:
-                    worker.slots._aborted[step] = "its test is over"
-                    worker.slots._changes.notify_all()
+                    worker.slots.abort_step(step, "its test is over")
         assert self.ended()
 
 
@@ -172,8 +171,7 @@ def test_a_take_in_a_finished_step_fails_at_once() -> None:
     try:
         assert not thread.is_alive() and len(errors) == 1
     finally:
-        slots._aborted[5] = "its test is over"
-        slots._changes.notify_all()
+        slots.abort_step(5, "its test is over")
 
 
 def test_a_lost_parcel_ends_the_step_on_both_sides(step: Any, agents: list[Agent]) -> None:

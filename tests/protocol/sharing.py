@@ -17,6 +17,7 @@ from simulation import LEADER, Event, Member, World
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.base.ids import Id
 from rpcbench.protocol import effects as fx
+from rpcbench.protocol.rrefs import DELETING, RELEASED
 from rpcbench.wire import messages as m
 
 Forks = tuple[m.Fork, ...]
@@ -192,7 +193,7 @@ class Sharer(Member):
     def _confirmed(self, forks: Iterable[m.Fork]) -> None:
         for fork in forks:
             user = self.node.rrefs.users.get(fork.fork)
-            assert user is None or user.confirmed, f"a function runs before fork {fork.fork} is confirmed"
+            assert user is None or user.is_confirmed, f"a function runs before fork {fork.fork} is confirmed"
 
     def _serve_fetch(self, source: int, message: m.Fetch) -> None:
         if message.rref not in self.world.made:
@@ -304,7 +305,7 @@ class Sharing(World):
         self.orphaned.update(f.rref for p in self.in_flight() for f in _forks(p.message) if f.parent == worker)
         for member in self.alive:
             users = member.node.rrefs.users.values()
-            self.orphaned.update(user.rref for user in users if user.parent == worker and not user.confirmed)
+            self.orphaned.update(user.rref for user in users if user.parent == worker and not user.is_confirmed)
 
     def _reachable(self) -> Iterator[tuple[Id, int]]:
         """Yield each RRef in flight, or held by a user, and its owner."""
@@ -313,7 +314,7 @@ class Sharing(World):
                 yield fork.rref, fork.owner
         for member in self.alive:
             for user in member.node.rrefs.users.values():
-                if not user.released:
+                if user.state not in (RELEASED, DELETING):
                     yield user.rref, user.owner
             for handle in member.handles:
                 if handle.fork is not None:

@@ -5,7 +5,7 @@ import pytest
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.base.ids import Id
 from rpcbench.protocol.effects import Free, OwnerLost, ValueFailed
-from rpcbench.protocol.rrefs import RRefs
+from rpcbench.protocol.rrefs import CREATED, NAMED, RRefs
 from rpcbench.wire.messages import ChildAccept, Fork, ForkAccept, ForkRequest, UserDelete
 
 OWNER, USER, THIRD = 0, 1, 2
@@ -99,7 +99,7 @@ def test_a_value_that_is_shared_before_its_creating_call_arrives_is_not_ready() 
     owner = RRefs(OWNER, 0)
     owner.share_rref(RREF, None, "Net", THIRD, now=0)  # its fork returned in a message that overtook the call
     owner.on_create(USER, RREF, FIRST, "Net", now=1.0)
-    assert not owner.owned[RREF].ready
+    assert owner.owned[RREF].state is CREATED
 
 
 def test_a_fork_that_returns_to_its_owner_keeps_the_value_until_it_is_dropped(owner: RRefs) -> None:
@@ -120,7 +120,7 @@ def test_an_owner_can_share_a_value_before_its_own_creating_call_arrives() -> No
     me = RRefs(OWNER, 0)
     rref, first = me.create_user(OWNER, "Net")
     child = me.share_rref(rref, first, "Net", THIRD, now=0)
-    assert child.parent == OWNER and not me.owned[rref].ready
+    assert child.parent == OWNER and me.owned[rref].state is NAMED
     assert me.drop_fork(rref, child.fork) == []
     me.on_create(OWNER, rref, first, "Net", now=1.0)
     me.on_fork_accept(ForkAccept(rref, first))
