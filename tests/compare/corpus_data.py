@@ -24,7 +24,7 @@ from parts import (
 from program import Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -105,24 +105,6 @@ def cut_net_in_fsdp_divided(mesh: DeviceMesh) -> nn.Module:
     model = cut_net_in_fsdp(mesh)
     model.set_gradient_divide_factor(float(dist.get_world_size()))
     return model
-
-
-def net_in_fsdp_float32(mesh: DeviceMesh) -> nn.Module:
-    return fully_shard(make_net(), mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
-
-
-def net_in_fsdp_bfloat16(mesh: DeviceMesh) -> nn.Module:
-    return fully_shard(make_net(), mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
-
-
-def step_in_bfloat16(model: nn.Module, mesh: DeviceMesh) -> Tensor:
-    """Gradients travel in half as many bytes."""
-    loss = backward_of_rows(model, mesh)
-    for each in model.parameters():
-        small = each.grad.bfloat16()
-        dist.all_reduce(small, group=mesh.get_group("dp"))
-        each.grad.copy_(small / mesh["dp"].size())
-    return loss
 
 
 # -- rows and losses
@@ -363,14 +345,6 @@ PROGRAMS = [
         "gradients_over_world", NET, BY_HAND_CUT, (net_cut_for_rows, step_over_world), DP_TP, "gradient",
         tuple(name for name in PARAMETERS if name.endswith((".up.weight", ".up.bias", ".down.weight"))),
         r"group|dimension|\btp\b|none of the ways|equal|same",
-    ),
-    Program(
-        "gradients_reduced_in_bfloat16", NET, BY_HAND, (net_on_each, step_in_bfloat16), DP4, "gradient", PARAMETERS,
-        r"bfloat16|bf16|precision|round|dtype",
-    ),
-    Program(
-        "gradients_reduced_in_bfloat16_by_fsdp", NET, (net_in_fsdp_float32, backward_of_rows),
-        (net_in_fsdp_bfloat16, backward_of_rows), DP4, "gradient", PARAMETERS, r"bfloat16|bf16|precision|round|dtype",
     ),
     Program(
         "same_rows_on_all_ranks", NET, (net_in_fsdp, backward_of_rows), (net_in_fsdp, step_same_rows), DP4, "forward",

@@ -97,7 +97,18 @@ def net_with_wrong_group(mesh: DeviceMesh) -> nn.Module:
 LAST_ROW = ("blocks.1.down", "blocks.1")
 
 
-# -- backward: the input of a column-parallel layer
+# -- backward: the result of a row-parallel layer, the input of a column-parallel layer
+class RowLinearBothWays(RowLinear):
+    """`torch.distributed.nn.all_reduce` adds up in backward as well, where each rank has the whole gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return SumBothWays.apply(functional.linear(x, self.weight), self.group) + self.bias
+
+
+def net_with_sum_in_backward(mesh: DeviceMesh) -> nn.Module:
+    return net_with_last(RowLinearBothWays, mesh)
+
+
 class ColumnLinearAlone(ColumnLinear):
     """Without `f`: the gradient of its input is this rank's part."""
 
@@ -337,6 +348,11 @@ PROGRAMS = [
         {"dp": 2, "tp": 2}, "forward", LAST_ROW, rf"group|dimension|mesh|{REDUCE}",
     ),
     Program(
+        "row_parallel_summed_in_backward", NET, RIGHT_NET, (net_with_sum_in_backward, step_net_on_ranks), TP4,
+        "backward", ("blocks.1.up", "blocks.1.down", "blocks.1.down.weight", "blocks.1.norm"),
+        r"times|factor|twice|scal|\bsum|reduc",
+    ),
+    Program(
         "column_parallel_without_copy", NET, RIGHT_NET, (net_without_copy, step_net_on_ranks), TP4,
         "backward", ("blocks.1.norm", "blocks.1.up", "blocks.0", "blocks.0.down", "blocks.1"), REDUCE,
     ),
@@ -347,7 +363,8 @@ PROGRAMS = [
     Program(
         "shared_key_without_copy", (make_latent, step_lm), (cut_latent, step_lm_on_ranks),
         (cut_latent_alone, step_lm_on_ranks), TP2, "backward",
-        ("blocks.0.attention.shared_key", "blocks.0.attention.shared_key.weight", "blocks.0.attention"), REDUCE,
+        ("blocks.0.attention.shared_key", "blocks.0.attention.shared_key.weight", "blocks.0.attention", "blocks.0.norm"),
+        REDUCE,
     ),
     Program(
         "norm_of_cut_width_plain_reduce", (make_normed, step_net), (cut_normed, step_net_on_ranks),

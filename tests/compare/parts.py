@@ -185,10 +185,9 @@ def average_gradients(model: nn.Module, group: ProcessGroup) -> None:
 
 
 def optimizer_of(model: nn.Module, make: Callable[..., torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
-    """The optimizer of a model, made at its first step; gradients of the step before are gone."""
+    """The optimizer of a model, made at its first step."""
     if "optimizer" not in model.__dict__:
         model.__dict__["optimizer"] = make(model.parameters(), **options)
-    model.__dict__["optimizer"].zero_grad()
     return model.__dict__["optimizer"]
 
 
@@ -257,19 +256,45 @@ class ScatterSum(torch.autograd.Function):
         return gather_plainly(gradient, ctx.group, ctx.dim), None, None
 
 
-class Exchange(torch.autograd.Function):
-    """Equal parts of dimension 0 to each rank, and one from each; gradients go the other way."""
+class GatherSame(torch.autograd.Function):
+    """Forward puts the ranks' slices together; backward keeps this rank's slice, as all ranks have one gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        came = torch.empty_like(x)
-        dist.all_to_all_single(came, x.contiguous(), group=group)
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return gather_plainly(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return piece_of(gradient, ctx.group, ctx.dim), None, None
+
+
+class Split(torch.autograd.Function):
+    """Forward keeps this rank's slice; backward puts the slices together."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return piece_of(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gather_plainly(gradient, ctx.group, ctx.dim), None, None
+
+
+class Exchange(torch.autograd.Function):
+    """Rows to other ranks and from them: `sent[r]` to rank r, `received[r]` from it. Gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+        ctx.back = received, sent, group
+        came = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(came, x.contiguous(), received, sent, group=group)
         return came
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return Exchange.forward(ctx, gradient, ctx.group), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return Exchange.forward(ctx, gradient, *ctx.back), None, None, None
 
 
 def sum_plainly(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -318,7 +343,8 @@ class RowLinear(nn.Module):
         self.bias = whole.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return SumOver.apply(functional.linear(x, self.weight), self.group) + self.bias
+        total = SumOver.apply(functional.linear(x, self.weight), self.group)
+        return total + self.bias.to(total.dtype)  # autocast casts only what the product reads
 
 
 class VocabularyEmbedding(nn.Module):
