@@ -363,8 +363,8 @@ PROGRAMS = [
     Program(
         "shared_key_without_copy", (make_latent, step_lm), (cut_latent, step_lm_on_ranks),
         (cut_latent_alone, step_lm_on_ranks), TP2, "backward",
-        ("blocks.0.attention.shared_key", "blocks.0.attention.shared_key.weight", "blocks.0.attention", "blocks.0.norm"),
-        REDUCE,
+        ("blocks.0.attention.shared_key", "blocks.0.attention.shared_key.weight", "blocks.0.attention",
+         "blocks.0.norm"), REDUCE,
     ),
     Program(
         "norm_of_cut_width_plain_reduce", (make_normed, step_net), (cut_normed, step_net_on_ranks),

@@ -234,8 +234,8 @@ PROGRAMS = [
     Program(
         "shared_key_taken_for_whole", (make_shared_key, step_lm), (shared_key_by_plan, step_lm_on_ranks),
         (shared_key_by_plan_as_whole, step_lm_on_ranks), TP2, "backward",
-        ("blocks.0.attention.shared_key", "blocks.0.attention.shared_key.weight", "blocks.0.attention", "blocks.0.norm"),
-        REDUCE,
+        ("blocks.0.attention.shared_key", "blocks.0.attention.shared_key.weight", "blocks.0.attention",
+         "blocks.0.norm"), REDUCE,
     ),
     Program(
         "clip_over_local_pieces", (make_net, step_clipped), (net_in_fsdp, step_clipped_rows),
