@@ -52,9 +52,9 @@ from rpcbench.autograd.graph import Ends, Reach, find_ends_within, is_leaf, is_r
 from rpcbench.autograd.regions import Grads, LocalPass, Spans
 from rpcbench.base.ids import Id, Row, Table
 from rpcbench.protocol.backward import Sent
-from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.events import Bystander
+from rpcbench.runtime.events import Bystander, EventLog
 from rpcbench.runtime.handles import shape_of
+from rpcbench.runtime.values import ObjectStore
 from rpcbench.serialization.tensor_types import Route
 
 Named = Iterator[tuple[str, Tensor]]
@@ -274,13 +274,13 @@ def _while_watched(
 class GraphEvents:
     """Reports changes of `contexts`, the records of open contexts, as rows of the table "graphs"."""
 
-    def __init__(self, agent: Agent, contexts: dict[int, Recorded]) -> None:
-        self._bus = agent.links.bus
+    def __init__(self, bus: EventLog, values: ObjectStore, contexts: dict[int, Recorded]) -> None:
+        self._bus = bus
         self._bystander = Bystander("backward passes")
         self._contexts = contexts
         self._past: Table = {}  # the last rows of released contexts, oldest first
-        self._names = LeafNames(agent.calls.values.present_values)
-        agent.links.bus.register_table("graphs", self._context_table)
+        self._names = LeafNames(values.present_values)
+        bus.register_table("graphs", self._context_table)
 
     @_while_watched
     def report_change(self, kind: str, context: int) -> None:

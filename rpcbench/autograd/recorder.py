@@ -165,7 +165,7 @@ class AutogradRecorder:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._contexts: dict[int, Recorded] = {}  # changed only under the node's lock, with the node's own contexts
-        self.graph_events = GraphEvents(agent, self._contexts)
+        self.graph_events = GraphEvents(agent.links.bus, agent.calls.values, self._contexts)
         self.passes = Engine(agent, self.find_record, self.graph_events)
         agent.effects.register(ForgetContext, lambda effect: self._forget_record(effect.context))
         self._machine = agent.machine

@@ -1,4 +1,4 @@
-"""The agent: one member of a world, with its node, connections and threads.
+"""The agent: one member of a world, with its node, its links to the other members, and its calls.
 
 Rules
 - The node is fed under its one lock; its effects are carried out after the lock is released.
@@ -53,11 +53,11 @@ class Agent(HandleRuntime):
         self.hooks = AgentHooks()
         self._parts: dict[Any, Any] = {}  # features by their class, see `part`
         self._parts_lock = threading.RLock()  # re-entrant: a part may ask for another one while it is made
-        pool, link = Pool(f"rpcbench-{self.name}", config.threads, self.hooks.enter_thread), link or Link()
+        pool = Pool(f"rpcbench-{self.name}", config.threads, self.hooks.enter_thread)
         self.submit: Callable[[Job], None] = pool.spawn_job  # runs a job of the runtime on a pool thread soon
         # Each part registers the effects that it carries out.
         self.effects = EffectTable(lambda effect, may_wait: self.links.send_message(effect, may_wait))
-        devices = validate_device_maps(config.devices, config.device_maps)
+        link, devices = link or Link(), validate_device_maps(config.devices, config.device_maps)
         me = m.Member(self.id, self.name, self.incarnation, "", devices=devices)
         self.machine = LockedNode(Node(me, config.world_size, link.lossy, config.launched), self.effects.perform)
         self.dispatcher = MessageDispatcher(self, self.effects, pool)

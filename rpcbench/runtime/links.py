@@ -33,8 +33,8 @@ from rpcbench.wire.encoding import encode_message
 
 
 class AgentLinks:
-    """`deliver` takes the messages that arrive; `due`: whether replies are to come; `unsent` gets messages that could
-    not be sent."""
+    """The links of one agent. `deliver` takes the messages that arrive, `unsent` those that could not be sent; `due`:
+    whether replies are to come."""
 
     def __init__(
         self, agent: HandleRuntime, config: WorldConfig, link: Link, records: LaunchRecords, machine: LockedNode,

@@ -1,4 +1,4 @@
-"""The caller's side of calls: sends requests, holds the futures of pending calls, and receives replies.
+"""The calls of an agent: sends requests, holds the futures of pending calls, and receives replies (`server` serves).
 
 Guarantees
 - A request is sent as a whole or not at all, even if Ctrl-C comes meanwhile.
