@@ -26,7 +26,7 @@ def run(path: Path) -> None:
     """Execute a lesson from its first cell to its last, and write it back."""
     notebook = nbformat.read(path, 4)
     client = NotebookClient(
-        notebook, kernel_name="python3", record_timing=False, store_widget_state=False,
+        notebook, kernel_name="python3", record_timing=False, store_widget_state=False, coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )  # fmt: skip
     client.execute()

@@ -198,7 +198,7 @@ class PanelFeed:
                 logger.exception("a panel that stopped could not be closed")
 
 
-MOST_STILL_BYTES = 120_000
+MOST_STILL_BYTES = 130_000
 """Size of a still picture in a notebook; a larger one is replaced by its text."""
 SETTLE_SECONDS = 0.2
 """Limit of the wait for members' last reports at the end of a cell."""

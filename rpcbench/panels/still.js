@@ -185,7 +185,8 @@ globalThis.still = (() => {
     const all = { ...namespace, ...node.attributes, class: node.classes.join(" ") || null };
     const shown = Object.entries(all).filter(([name, value]) => value !== null && !WITHOUT.test(name));
     const name = isOpener(node) ? "b" : node.name;
-    return `<${name}${shown.map(([key, value]) => ` ${key}="${escape(value)}"`).join("")}>${inside}</${name}>`;
+    const start = `<${name}${shown.map(([key, value]) => ` ${key}="${escape(value)}"`).join("")}`;
+    return inSvg && !inside ? `${start}/>` : `${start}>${inside}</${name}>`;
   }
 
   const isBold = (node) => ["strong", "b"].includes(node.name) || node.classes.includes("rb-sentence");
