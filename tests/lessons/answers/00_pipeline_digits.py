@@ -16,33 +16,29 @@
 # => forwards = [row for row in rows if row["worker"] == worker and row["op"] == "F"]
 # => return sum(row["end"] - row["begin"] for row in forwards) / lasted
 # %% busy: wrong, takes the rows to be in order | is busy for 3.5 of 10 s
-# => lasted = rows[-1]["end"] - rows[0]["begin"]
-# => return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker) / lasted
+# max(row["end"] for row in rows) - min(row["begin"] for row in rows) => rows[-1]["end"] - rows[0]["begin"]
 # %% busy: wrong, per cent | per cent. The step
 # return sum => return 100 * sum
 # %% busy: wrong, throws rows away | has changed `rows`
-def busy(rows, worker):
-    lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
-    own = 0.0
-    while rows:
-        row = rows.pop()
-        if row["worker"] == worker:
-            own += row["end"] - row["begin"]
-    return own / lasted
-
-
+# => lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
+# => own = 0.0
+# => while rows:
+# =>     row = rows.pop()
+# =>     if row["worker"] == worker:
+# =>         own += row["end"] - row["begin"]
+# => return own / lasted
 # %% busy: wrong, another name of a column | raised KeyError: 'start', in your line
 # => return sum(row["end"] - row["start"] for row in rows)
 # %% busy: wrong, counts operations | is busy for
 # => return sum(row["worker"] == worker for row in rows) / len(rows)
 # %% busy: wrong, seconds | the seconds, not a share
 # => return sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
-# %% busy: wrong, the step ends with what begins last | is busy for 7.5 of 8 s
-# => rows = sorted(rows, key=lambda row: row["begin"])
+# %% busy: wrong, the step begins with what ends first | is busy for 7.5 of 8 s
+# => rows = sorted(rows, key=lambda row: row["end"])
 # => own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
 # => return own / (rows[-1]["end"] - rows[0]["begin"])
-# %%% busy: wrong, the step begins with what ends first | is busy for 7.5 of 8 s
-# : row["begin"] => : row["end"]
+# %%% busy: wrong, the step ends with what begins last | is busy for 7.5 of 8 s
+# : row["end"] => : row["begin"]
 # %% busy: wrong, takes the stage for the worker | is busy for 3.5 of 7.25 s
 # ["worker"] == worker => ["stage"] == worker - 1
 # %% longest_wait: wrong, the names the other way round | the names the other way round
@@ -78,48 +74,41 @@ def longest_wait(rows, worker):
     return max(waits)
 
 
-# %% longest_wait: wrong, the first wait | waits longest between
+# %% longest_wait: wrong, seconds alone | Three values are wanted
 def longest_wait(rows, worker):
     from itertools import pairwise
 
     own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: row["begin"])
-    a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
-    return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
+    return max(b["begin"] - a["end"] for a, b in pairwise(own))
 
 
+# %%% longest_wait: wrong, the first wait | waits longest between
+# -     return max(b["begin"] - a["end"] for a, b in pairwise(own))
+# +     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
+# +     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
 # %%% longest_wait: wrong, letters without numbers | names that are no operations of this worker
-# -     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
-# -     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
-# +     return max((b["begin"] - a["end"], a["op"], b["op"]) for a, b in pairwise(own))
-# %%% longest_wait: wrong, seconds alone | Three values are wanted
-# -     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
-# -     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
-# +     return max(b["begin"] - a["end"] for a, b in pairwise(own))
+# b["begin"] - a["end"] => (b["begin"] - a["end"], a["op"], b["op"])
 # %%% longest_wait: wrong, from begin to begin | to the begin of the next
-# -     a, b = next((a, b) for a, b in pairwise(own) if b["begin"] > a["end"])
-# -     return b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}"
+# -     return max(b["begin"] - a["end"] for a, b in pairwise(own))
 # +     return max(
 # +         (b["begin"] - a["begin"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}")
 # +         for a, b in pairwise(own)
 # +     )
-# %% longest_wait: wrong, sorts the rows of the caller | has changed `rows`
+# %% longest_wait: wrong, all workers | waits longest between
 def longest_wait(rows, worker):
     from itertools import pairwise
 
-    rows.sort(key=lambda row: row["begin"])
-    own = [row for row in rows if row["worker"] == worker]
+    own = sorted(rows, key=lambda row: row["begin"])
     return max(
         (b["begin"] - a["end"], f"{a['op']}{a['microbatch']}", f"{b['op']}{b['microbatch']}") for a, b in pairwise(own)
     )
 
 
+# %%% longest_wait: wrong, sorts the rows of the caller | has changed `rows`
+# -     own = sorted(rows, key=lambda row: row["begin"])
+# +     rows.sort(key=lambda row: row["begin"])
+# +     own = [row for row in rows if row["worker"] == worker]
 # %%% longest_wait: wrong, takes the stage for the worker | waits longest between F1 and B0
-# -     rows.sort(key=lambda row: row["begin"])
-# -     own = [row for row in rows if row["worker"] == worker]
-# +     own = sorted((row for row in rows if row["stage"] == worker - 1), key=lambda row: row["begin"])
+# rows, key => (row for row in rows if row["stage"] == worker - 1), key
 # %%% longest_wait: wrong, the rows as they stand | waits longest between
-# -     rows.sort(key=lambda row: row["begin"])
-# %%% longest_wait: wrong, all workers | waits longest between
-# -     rows.sort(key=lambda row: row["begin"])
-# -     own = [row for row in rows if row["worker"] == worker]
-# +     own = sorted(rows, key=lambda row: row["begin"])
+# sorted(rows, key=lambda row: row["begin"]) => [row for row in rows if row["worker"] == worker]

@@ -33,14 +33,11 @@
 # %% at_once: wrong, returns the futures | There are futures in the list
 # => return [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
 # %% at_once: wrong, in the order in which the calls end | in the order of the parts
-def at_once(function, parts, workers):
-    results = []
-    futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
-    for kept in [future.then(lambda done: results.append(done.value())) for future in futures]:
-        kept.wait()
-    return results
-
-
+# => results = []
+# => futures = [rpc.rpc_async(worker, function, (part,)) for worker, part in zip(workers, parts)]
+# => for kept in [future.then(lambda done: results.append(done.value())) for future in futures]:
+# =>     kept.wait()
+# => return results
 # %% at_once: wrong, a generator of results | should be a list
 # [future.wait() for future in futures] => (future.wait() for future in futures)
 # %% at_once: wrong, right for two parts | 3 parts should give 3 results
@@ -84,15 +81,12 @@ def at_once(function, parts, workers):
 # %% patient: wrong, takes 0 for no answer | has a result too
 # seconds) => seconds) or default
 # %% patient: wrong, asks again and again with sleeps between | It sleeps for a fixed time
-def patient(worker, function, seconds, default):
-    future = rpc.rpc_async(worker, function)
-    for _ in range(int(seconds * 100)):
-        if future.done():
-            return future.wait()
-        time.sleep(0.01)
-    return default
-
-
+# => future = rpc.rpc_async(worker, function)
+# => for _ in range(int(seconds * 100)):
+# =>     if future.done():
+# =>         return future.wait()
+# =>     time.sleep(0.01)
+# => return default
 # %% patient: wrong, calls once to see whether it is quick and once for the result | was called 2 times
 # return rpc => rpc
 # -         return default
@@ -125,15 +119,12 @@ def patient(worker, function, seconds, default):
 # +         found = None
 # +     return default if found is None else found
 # %% patient: wrong, tries once more when it is late | was called 2 times
-def patient(worker, function, seconds, default):
-    for _ in range(2):
-        try:
-            return rpc.rpc_sync(worker, function, timeout=seconds)
-        except rpcbench.RpcTimeoutError:
-            pass
-    return default
-
-
+# => for _ in range(2):
+# =>     try:
+# =>         return rpc.rpc_sync(worker, function, timeout=seconds)
+# =>     except rpcbench.RpcTimeoutError:
+# =>         pass
+# => return default
 # %% patient: right, counts the seconds itself
 def patient(worker, function, seconds, default):
     import threading
@@ -167,26 +158,27 @@ def deposit(account, request, amount):
 # -         return account.answers[request]
 # +             return account.balance
 # +         return None
-# %% deposit: wrong, pays in each time | request 1 again, which was answered 150
+# %% deposit: wrong, no lock | is used outside of the lock
+# => if request not in account.answers:
+# =>     account.balance += amount
+# =>     account.answers[request] = account.balance
+# => return account.answers[request]
+# %%% deposit: wrong, pays in each time | request 1 again, which was answered 150
+# if request not in account.answers => with account.lock
+# -     return account.answers[request]
+# +         return account.balance
+# %% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
+# => with account.lock:
+# =>     if request in account.answers:
+# =>         return account.answers[request]
 # => with account.lock:
 # =>     account.balance += amount
 # =>     account.answers[request] = account.balance
 # =>     return account.balance
-# %%% deposit: wrong, no lock | is used outside of the lock
-# with account.lock => if request not in account.answers
-# -         return account.balance
-# +     return account.answers[request]
 # %%% deposit: wrong, an error for a repeated request | raised ValueError
+# -             return account.answers[request]
 # -     with account.lock:
-# +     with account.lock:
-# +         if request in account.answers:
 # +             raise ValueError("this request was made before")
-# %%% deposit: wrong, lets go of the lock between the look and the change | was paid in twice
-# - def deposit(account, request, amount):
-# + def deposit(account, request, amount):
-# +     with account.lock:
-# +         if request in account.answers:
-# +             return account.answers[request]
 # %% deposit: right, takes the lock by hand
 def deposit(account, request, amount):
     account.lock.acquire()

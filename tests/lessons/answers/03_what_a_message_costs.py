@@ -3,14 +3,11 @@
 # -     return alpha, 1 / per_byte
 # +     return tuple(torch.linalg.lstsq(rows, ones).solution.flatten().tolist())
 # %% fit: wrong, beta first | The order is (alpha, beta)
-def fit(sizes, times):
-    t = torch.tensor(times, dtype=torch.float64)
-    n = torch.tensor(sizes, dtype=torch.float64)
-    rows = torch.stack([n / t, 1 / t], dim=1)
-    per_byte, alpha = torch.linalg.lstsq(rows, torch.ones(len(t), 1, dtype=torch.float64)).solution.flatten().tolist()
-    return 1 / per_byte, alpha
-
-
+# => t = torch.tensor(times, dtype=torch.float64)
+# => n = torch.tensor(sizes, dtype=torch.float64)
+# => rows = torch.stack([n / t, 1 / t], dim=1)
+# => per_byte, alpha = torch.linalg.lstsq(rows, torch.ones(len(t), 1, dtype=torch.float64)).solution.flatten().tolist()
+# => return 1 / per_byte, alpha
 # %% fit: wrong, a line through the first and the last point | least squares of relative errors
 # => beta = (sizes[-1] - sizes[0]) / (times[-1] - times[0])
 # => return times[0] - sizes[0] / beta, beta
@@ -19,14 +16,11 @@ def fit(sizes, times):
 # => slope, offset = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], 1), y[:, None]).solution.flatten().tolist()
 # => return math.exp(offset), 1 / slope
 # %% fit: wrong, absolute errors | least squares of relative errors
-def fit(sizes, times):
-    t = torch.tensor(times, dtype=torch.float64)
-    n = torch.tensor(sizes, dtype=torch.float64)
-    rows = torch.stack([torch.ones_like(n), n], dim=1)
-    alpha, per_byte = torch.linalg.lstsq(rows, t[:, None]).solution.flatten().tolist()
-    return alpha, 1 / per_byte
-
-
+# => t = torch.tensor(times, dtype=torch.float64)
+# => n = torch.tensor(sizes, dtype=torch.float64)
+# => rows = torch.stack([torch.ones_like(n), n], dim=1)
+# => alpha, per_byte = torch.linalg.lstsq(rows, t[:, None]).solution.flatten().tolist()
+# => return alpha, 1 / per_byte
 # %%% fit: wrong, divides one side only | Points that lie on the line
 # -     rows = torch.stack([torch.ones_like(n), n], dim=1)
 # -     alpha, per_byte = torch.linalg.lstsq(rows, t[:, None]).solution.flatten().tolist()
@@ -80,63 +74,52 @@ def fit(sizes, times):
 # => return sum(alpha + size / beta for messages in rounds for _, _, size in messages)
 # %% schedule: wrong, the longest message | Rank 0 sends to two ranks
 # => return sum(max((alpha + size / beta for _, _, size in messages), default=0) for messages in rounds)
-# %% schedule: wrong, counts receivers only | Rank 0 sends to two ranks
-def schedule_time(rounds, alpha, beta):
-    total = 0
-    for messages in rounds:
-        busy = {}
-        for _, receiver, size in messages:
-            busy[receiver] = busy.get(receiver, 0) + alpha + size / beta
-        total += max(busy.values(), default=0)
-    return total
-
-
+# %% schedule: wrong, counts senders only | Two ranks send to rank 0
+# => total = 0
+# => for messages in rounds:
+# =>     busy = {}
+# =>     for sender, _, size in messages:
+# =>         busy[sender] = busy.get(sender, 0) + alpha + size / beta
+# =>     total += max(busy.values(), default=0)
+# => return total
+# %%% schedule: wrong, counts receivers only | Rank 0 sends to two ranks
+# sender, _ => _, receiver
+# [sender] = busy.get(sender, 0) => [receiver] = busy.get(receiver, 0)
 # %%% schedule: wrong, a rank that sends cannot receive | Two ranks exchange
-# -         for _, receiver, size in messages:
-# -             busy[receiver] = busy.get(receiver, 0) + alpha + size / beta
+# -         for sender, _, size in messages:
+# -             busy[sender] = busy.get(sender, 0) + alpha + size / beta
 # +         for sender, receiver, size in messages:
 # +             for rank in (sender, receiver):
 # +                 busy[rank] = busy.get(rank, 0) + alpha + size / beta
-# %%% schedule: wrong, counts senders only | Two ranks send to rank 0
-# _, receiver => sender, _
-# [receiver] = busy.get(receiver, 0) => [sender] = busy.get(sender, 0)
 # %%% schedule: wrong, empties the rounds of the caller | have changed
-# -         for _, receiver, size in messages:
-# -             busy[receiver] = busy.get(receiver, 0) + alpha + size / beta
+# -         for sender, _, size in messages:
+# -             busy[sender] = busy.get(sender, 0) + alpha + size / beta
 # +         while messages:
 # +             sender, receiver, size = messages.pop()
 # +             for place in (("sends", sender), ("receives", receiver)):
 # +                 busy[place] = busy.get(place, 0) + alpha + size / beta
-# %% schedule: wrong, latency once in a round | Rank 0 sends to two ranks
-def schedule_time(rounds, alpha, beta):
-    total = 0
-    for messages in rounds:
-        sends, receives = {}, {}
-        for sender, receiver, size in messages:
-            sends[sender] = sends.get(sender, 0) + size / beta
-            receives[receiver] = receives.get(receiver, 0) + size / beta
-        total += alpha * bool(messages) + max([*sends.values(), *receives.values()], default=0)
-    return total
-
-
+# %% schedule: wrong, stumbles over an empty round | raised ValueError
+# => total = 0
+# => for messages in rounds:
+# =>     sends, receives = {}, {}
+# =>     for sender, receiver, size in messages:
+# =>         sends[sender] = sends.get(sender, 0) + alpha + size / beta
+# =>         receives[receiver] = receives.get(receiver, 0) + alpha + size / beta
+# =>     total += max([*sends.values(), *receives.values()])
+# => return total
+# %%% schedule: wrong, latency once in a round | Rank 0 sends to two ranks
+# -             sends[sender] = sends.get(sender, 0) + alpha + size / beta
+# -             receives[receiver] = receives.get(receiver, 0) + alpha + size / beta
+# -         total += max([*sends.values(), *receives.values()])
+# +             sends[sender] = sends.get(sender, 0) + size / beta
+# +             receives[receiver] = receives.get(receiver, 0) + size / beta
+# +         total += alpha * bool(messages) + max([*sends.values(), *receives.values()], default=0)
 # %%% schedule: wrong, room for eight ranks | raised IndexError
 # receives = {}, {} => receives = [0] * 8, [0] * 8
-# = sends.get(sender, 0) => += alpha
-# = receives.get(receiver, 0) => += alpha
-# alpha * bool(messages) + max([*sends.values(), *receives.values()], default=0) => max(sends + receives)
-# %% schedule: wrong, the rounds at once | a round without any
-def schedule_time(rounds, alpha, beta):
-    longest = 0
-    for messages in rounds:
-        sends, receives = {}, {}
-        for sender, receiver, size in messages:
-            sends[sender] = sends.get(sender, 0) + alpha + size / beta
-            receives[receiver] = receives.get(receiver, 0) + alpha + size / beta
-        longest = max([longest, *sends.values(), *receives.values()])
-    return longest
-
-
-# %%% schedule: wrong, stumbles over an empty round | raised ValueError
-# longest = 0 => total = 0
-# longest = max([longest, *sends.values(), *receives.values()]) => total += max([*sends.values(), *receives.values()])
-# longest => total
+# = sends.get(sender, 0) + => +=
+# = receives.get(receiver, 0) + => +=
+# [*sends.values(), *receives.values()] => sends + receives
+# %%% schedule: wrong, the rounds at once | a round without any
+# total = => longest =
+# total += max([*sends.values(), *receives.values()]) => longest = max([longest, *sends.values(), *receives.values()])
+# total => longest

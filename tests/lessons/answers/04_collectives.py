@@ -1,35 +1,29 @@
 # %% gathered: wrong, the source does not take part | In a collective all ranks make the same call
-def all_gather(mine, rank, size, broadcast):
-    places = [mine.clone() for _ in range(size)]
-    for source in range(size):
-        if source != rank:
-            broadcast(places[source], source)
-    return places
-
-
+# => places = [mine.clone() for _ in range(size)]
+# => for source in range(size):
+# =>     if source != rank:
+# =>         broadcast(places[source], source)
+# => return places
 # %% gathered: wrong, right for two ranks only | 3 ranks: rank 0 returns
 # => places = [mine.clone(), mine.clone()]
 # => broadcast(places[0], 0)
 # => broadcast(places[1], 1)
 # => return places
-# %% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
-def all_gather(mine, rank, size, broadcast):
-    places = []
-    for source in range(size - 1):
-        places.append(mine.clone())
-        broadcast(places[-1], source)
-    return places
-
-
-# %%% gathered: wrong, from the last rank to the first | the tensors of all ranks are
-# range(size - 1) => reversed(range(size))
+# %% gathered: wrong, from the last rank to the first | the tensors of all ranks are
+# => places = []
+# => for source in reversed(range(size)):
+# =>     places.append(mine.clone())
+# =>     broadcast(places[-1], source)
+# => return places
+# %%% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
+# reversed(range(size)) => range(size - 1)
 # %%% gathered: wrong, one place for all | the tensors of all ranks are
 # places = => place, places = mine.clone(),
-# size - 1 => size
+# reversed(range(size)) => range(size)
 # places.append(mine.clone()) => broadcast(place, source)
 # broadcast(places[-1], source) => places.append(place)
 # %%% gathered: wrong, broadcasts into its own tensor | the tensors of all ranks are
-# size - 1 => size
+# reversed(range(size)) => range(size)
 # places.append(mine.clone()) => broadcast(mine, source)
 # broadcast(places[-1], source) => places.append(mine.clone())
 # %% gathered: wrong, places of float32 whatever `mine` is | `mine` is of torch.int64
@@ -39,21 +33,20 @@ def all_gather(mine, rank, size, broadcast):
 # copy_(mine) => copy_(mine.flatten())
 # %% gathered: wrong, places by the length | raised TypeError
 # empty_like(mine) => zeros(len(mine), *mine.shape[1:], dtype=mine.dtype)
-# %% gathered: wrong, one tensor | a list of tensors is wanted
+# %% gathered: wrong, no more than four ranks | 8 ranks: rank 0 returns
 # => places = [mine.clone() for _ in range(size)]
-# => for source in range(size):
+# => for source in range(min(size, 4)):
 # =>     broadcast(places[source], source)
-# => return torch.cat(places)
-# %%% gathered: wrong, no more than four ranks | 8 ranks: rank 0 returns
-# (size): => (min(size, 4)):
-# torch.cat(places) => places
+# => return places
+# %%% gathered: wrong, one tensor | a list of tensors is wanted
+# min(size, 4) => size
+# return places => return torch.cat(places)
 # %%% gathered: wrong, each rank names itself as the source | In a collective all ranks make the same call
-# source in range(size) => place in places
+# source in range(min(size, 4)) => place in places
 # places[source], source => place, rank
-# torch.cat(places) => places
 # %%% gathered: wrong, forgets its own | the tensors of all ranks are
 # mine.clone() => torch.zeros_like(mine)
-# torch.cat(places) => places
+# min(size, 4) => size
 # %% scattered: wrong, adds up before it sends | the sum of chunk 0 over the ranks is
 # => total = torch.stack(x.chunk(size)).sum(0)
 # => return all_to_all([total] * size)[rank]
@@ -72,32 +65,28 @@ def all_gather(mine, rank, size, broadcast):
 # %% scattered: wrong, every size-th number | the sum of chunk 0 over the ranks is
 # => return torch.stack(all_to_all([x[to::size] for to in range(size)])).sum(0)
 # %% scattered: wrong, adds into its own | `x` of rank 0 has changed
-def reduce_scatter(x, rank, size, all_to_all):
-    came = all_to_all(list(x.chunk(size)))
-    mine = x.chunk(size)[rank]
-    for source in range(size):
-        if source != rank:
-            mine += came[source]
-    return mine
-
-
+# => came = all_to_all(list(x.chunk(size)))
+# => mine = x.chunk(size)[rank]
+# => for source in range(size):
+# =>     if source != rank:
+# =>         mine += came[source]
+# => return mine
 # %% scattered: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
 # => total = torch.zeros(len(x) // size)
 # => for piece in all_to_all(list(x.chunk(size))):
 # =>     total += piece
 # => return total
 # %% scattered: wrong, adds up as Python numbers | of torch.int64; `x` is of torch.float32
-# => came = all_to_all(list(x.chunk(size)))
-# => return torch.tensor([sum(int(number) for number in numbers) for numbers in zip(*came)])
+# stack(came).sum(0) => tensor([sum(int(number) for number in numbers) for numbers in zip(*came)])
 # %% average: wrong, leaves the sum | What is the mean
 # -             parameter.grad /= size
-# %% average: wrong, takes every parameter for one with a gradient | `all_reduce` takes a tensor, not None
+# %% average: wrong, averages parameters | It is the gradients
 # => for parameter in model.parameters():
-# =>     all_reduce(parameter.grad)
-# =>     parameter.grad /= size
-# %%% average: wrong, averages parameters | It is the gradients
-# (parameter.grad) => (parameter.data)
-# .grad => .data
+# =>     all_reduce(parameter.data)
+# =>     parameter.data /= size
+# %%% average: wrong, takes every parameter for one with a gradient | `all_reduce` takes a tensor, not None
+# (parameter.data) => (parameter.grad)
+# data => grad
 # %% average: wrong, the first only | the gradient of bias is 1
 # => all_reduce(model.weight.grad)
 # => model.weight.grad /= size
@@ -108,14 +97,11 @@ def reduce_scatter(x, rank, size, all_to_all):
 # =>     if parameter.grad is not None:
 # =>         parameter.grad = all_reduce(parameter.grad) / size
 # %% average: wrong, on a copy | the gradient of weight is 1; the mean is 2.5
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            grad = parameter.grad.clone()
-            all_reduce(grad)
-            grad /= size
-
-
+# => for parameter in model.parameters():
+# =>     if parameter.grad is not None:
+# =>         grad = parameter.grad.clone()
+# =>         all_reduce(grad)
+# =>         grad /= size
 # %% average: wrong, parameters that are trained, whether they have a gradient or not | raised TypeError
 # => for parameter in model.parameters():
 # =>     if parameter.requires_grad:
@@ -128,42 +114,33 @@ def average_gradients(model, size, all_reduce):
 # %% average: wrong, divides to whole numbers | `//` drops the rest
 # .grad /= => .grad = parameter.grad //
 # %% average: wrong, the parameters of each module, so some of them twice | the gradient of bias is 6.25
-def average_gradients(model, size, all_reduce):
-    for module in model.modules():
-        for parameter in module.parameters():
-            if parameter.grad is not None:
-                all_reduce(parameter.grad)
-                parameter.grad /= size
-
-
+# => for module in model.modules():
+# =>     for parameter in module.parameters():
+# =>         if parameter.grad is not None:
+# =>             all_reduce(parameter.grad)
+# =>             parameter.grad /= size
 # %% average: wrong, the model's own parameters only | the gradient of bias is 1; the mean is 2.5
 # parameters() => parameters(recurse=False)
 # %% average: wrong, the first number for all | you leave [[2.5, 2.5]]
 # parameter.grad /= size => parameter.grad.fill_(parameter.grad.flatten()[0] / size)
-# %% average: wrong, ends at the first parameter without a gradient | the gradient of bias is 1
-def average_gradients(model, size, all_reduce):
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            break
-        all_reduce(parameter.grad)
-        parameter.grad /= size
-
-
+# %% average: wrong, makes the gradients that are missing | and there is one now
+# => for parameter in model.parameters():
+# =>     if parameter.grad is None:
+# =>         parameter.grad = torch.zeros_like(parameter)
+# =>     all_reduce(parameter.grad)
+# =>     parameter.grad /= size
+# %%% average: wrong, ends at the first parameter without a gradient | the gradient of bias is 1
+# parameter.grad = torch.zeros_like(parameter) => break
 # %%% average: wrong, a rank whose gradient is all zero does not take part | was not reduced
 # None => None or not parameter.grad.any()
-# break => continue  # nothing to add up
-# %%% average: wrong, makes the gradients that are missing | and there is one now
-# break => parameter.grad = torch.zeros_like(parameter)
+# parameter.grad = torch.zeros_like(parameter) => continue  # nothing to add up
 # %% which: wrong, looks at lengths only | That is broadcast; you say
-def which(before, after):
-    size, given = len(before), max(map(len, before))
-    if [] in after:
-        return "gather" if max(map(len, after)) > given else "reduce"
-    if [] in before:
-        return "scatter"
-    return {given * size: "all_gather", given: "all_reduce"}.get(len(after[0]), "reduce_scatter")
-
-
+# => size, given = len(before), max(map(len, before))
+# => if [] in after:
+# =>     return "gather" if max(map(len, after)) > given else "reduce"
+# => if [] in before:
+# =>     return "scatter"
+# => return {given * size: "all_gather", given: "all_reduce"}.get(len(after[0]), "reduce_scatter")
 # %%% which: wrong, a sum is the largest of all numbers | That is all_reduce; you say 'broadcast'
 # size, given = len(before), max(map(len, before)) => largest = max(number for row in before for number in row)
 # > given => > max(map(len, before))
@@ -204,7 +181,7 @@ def which(before, after):
 # => return ["broadcast", "all_reduce", "all_gather"]
 # %% which: wrong, always the most famous | you say 'all_reduce'
 # => return "all_reduce"
-# %% which: wrong, torch's older names | 'allgather' is none of the eight names
+# %% which: wrong, chunks of one number | That is reduce_scatter; you say 'all_to_all'
 def which(before, after):
     sums = [sum(numbers) for numbers in zip(*before)]
     everything = [number for row in before for number in row]
@@ -213,16 +190,18 @@ def which(before, after):
     if [] in before:
         return "scatter"
     if all(row == after[0] for row in after):
-        return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
-    return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
+        return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
+    return "reduce_scatter" if all(row == [sums[rank]] for rank, row in enumerate(after)) else "all_to_all"
 
 
+# %%% which: wrong, torch's older names | 'allgather' is none of the eight names
+# "all_gather" if after[0] == everything else "all_reduce" => "allgather" if after[0] == everything else "allreduce"
+# all(row == [sums[rank]] for rank, row in enumerate(after)) => len(after[0]) < len(before[0])
 # %%% which: wrong, empties the lists as it looks | have changed
-# -         return "allgather" if after[0] == everything else "allreduce" if after[0] == sums else "broadcast"
+# -         return "all_gather" if after[0] == everything else "all_reduce" if after[0] == sums else "broadcast"
+# -     return "reduce_scatter" if all(row == [sums[rank]] for rank, row in enumerate(after)) else "all_to_all"
 # +         return {tuple(everything): "all_gather", tuple(sums): "all_reduce"}.get(tuple(after.pop()), "broadcast")
-# %%% which: wrong, chunks of one number | That is reduce_scatter; you say 'all_to_all'
-# "allgather" if after[0] == everything else "allreduce" => "all_gather" if after[0] == everything else "all_reduce"
-# len(after[0]) < len(before[0]) => all(row == [sums[rank]] for rank, row in enumerate(after))
+# +     return "reduce_scatter" if len(after[0]) < len(before[0]) else "all_to_all"
 # %% which: wrong, cuts every list | raised ValueError
 def which(before, after):
     size = len(before)

@@ -64,12 +64,12 @@
 # => if children > 1:
 # =>     return not released
 # => return released and confirmed and not children
-# %% may_delete: wrong, ignores `released` | notebook still uses it
-# => if not confirmed:
+# %% may_delete: right, in three steps
+# => if not released or not confirmed:
 # =>     return False
 # => return children == 0
-# %%% may_delete: right, in three steps
-# confirmed: => released or not confirmed:
+# %%% may_delete: wrong, ignores `released` | notebook still uses it
+# released or not confirmed => confirmed
 # %% freed_after: wrong, a set that forgets | For +a +b -b +b -a
 # requested, deleted = set(), => users =
 # requested. => users.
@@ -80,44 +80,38 @@
 # requested. => users.
 # deleted.add => users.remove
 # requested == deleted => not users
-# %% freed_after: wrong, counts users | For +a +b +b -a -b
-def freed_after(messages):
-    count = 0
-    for number, (kind, _) in enumerate(messages, 1):
-        count += 1 if kind == "ForkRequest" else -1
-        if count == 0:
-            return number
-    return None
-
-
-# %%% freed_after: wrong, counts from 0 | For +a -a
-# count = 0 => requested, deleted = set(), set()
-# (kind, _) in enumerate(messages, 1) => (kind, fork) in enumerate(messages)
-# count += 1 if kind == "ForkRequest" else -1 => (requested if kind == "ForkRequest" else deleted).add(fork)
-# count == 0 => requested == deleted
+# %% freed_after: wrong, counts from 0 | For +a -a
+# => requested, deleted = set(), set()
+# => for number, (kind, fork) in enumerate(messages):
+# =>     (requested if kind == "ForkRequest" else deleted).add(fork)
+# =>     if requested == deleted:
+# =>         return number
+# => return None
+# %%% freed_after: wrong, counts users | For +a +b +b -a -b
+# requested, deleted = set(), set() => count = 0
+# (kind, fork) in enumerate(messages) => (kind, _) in enumerate(messages, 1)
+# (requested if kind == "ForkRequest" else deleted).add(fork) => count += 1 if kind == "ForkRequest" else -1
+# requested == deleted => count == 0
 # %% freed_after: wrong, the first delete frees | For +a +b -a -b
 # => for number, (kind, _) in enumerate(messages, 1):
 # =>     if kind == "UserDelete":
 # =>         return number
 # => return None
-# %% freed_after: wrong, looks at the end only | For +a -a +a -a
+# %% freed_after: wrong, whether it is freed | For +a -a
 # => requested = {fork for kind, fork in messages if kind == "ForkRequest"}
 # => deleted = {fork for kind, fork in messages if kind == "UserDelete"}
-# => return len(messages) if requested == deleted else None
-# %%% freed_after: wrong, whether it is freed | For +a -a
-# len(messages) if requested == deleted else None => requested == deleted
+# => return requested == deleted
+# %%% freed_after: wrong, looks at the end only | For +a -a +a -a
+# requested == deleted => len(messages) if requested == deleted else None
 # %% freed_after: wrong, counts different messages only | For +a +b +b -a -b
-def freed_after(messages):
-    seen, count = [], 0
-    for message in messages:
-        if message not in seen:
-            seen.append(message)
-            count += 1 if message[0] == "ForkRequest" else -1
-            if count == 0:
-                return len(seen)
-    return None
-
-
+# => seen, count = [], 0
+# => for message in messages:
+# =>     if message not in seen:
+# =>         seen.append(message)
+# =>         count += 1 if message[0] == "ForkRequest" else -1
+# =>         if count == 0:
+# =>             return len(seen)
+# => return None
 # %% freed_after: right, with the state of each fork
 # requested, deleted = set(), set() => state = {}
 # "ForkRequest" => "UserDelete"

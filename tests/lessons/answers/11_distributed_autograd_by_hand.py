@@ -1,10 +1,10 @@
-# %% carry_back: wrong, one pass for each tensor | was gone when the second pass
+# %% carry_back: wrong, two passes that keep the graph | ran 2 times
 # => for tensor, gradient in zip(returned, gradients):
 # =>     if gradient is not None:
-# =>         tensor.backward(gradient)
+# =>         tensor.backward(gradient, retain_graph=True)
 # => return [tensor.grad for tensor in received]
-# %%% carry_back: wrong, two passes that keep the graph | ran 2 times
-# (gradient) => (gradient, retain_graph=True)
+# %%% carry_back: wrong, one pass for each tensor | was gone when the second pass
+# gradient, retain_graph=True => gradient
 # %% carry_back: wrong, forgets the gradients that came | yours gave tensor([5., 7.])
 # (tensor, gradient) => tensor.sum()
 # autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used]) => stack(used).sum().backward()
@@ -13,11 +13,11 @@
 # => return list(torch.autograd.grad([t for t, _ in used], received, [g for _, g in used]))
 # %% carry_back: wrong, only those that have a gradient | entries, not 2
 # in received => in received if tensor.grad is not None
-# %% carry_back: wrong, passes None on to torch | The function raised RuntimeError
-# => torch.autograd.backward(returned, gradients)
+# %% carry_back: wrong, only the first returned tensor | yours gave tensor([1., 1.])
+# => torch.autograd.backward([received[0] * 1.0], [gradients[0]])
 # => return [tensor.grad for tensor in received]
-# %%% carry_back: wrong, only the first returned tensor | yours gave tensor([1., 1.])
-# (returned, gradients) => ([received[0] * 1.0], [gradients[0]])
+# %%% carry_back: wrong, passes None on to torch | The function raised RuntimeError
+# [received[0] * 1.0], [gradients[0]] => returned, gradients
 # %% carry_back: wrong, zeros for what was not needed | its gradient is None
 # => gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(returned, gradients)]
 # => torch.autograd.backward(returned, gradients)
@@ -52,30 +52,27 @@
 # %% discover: wrong, all that was recorded | no gradient will ever come
 # => return set(behind)
 # %% discover: wrong, forgets the beginning | a is missing
-def discover(found, behind):
-    known, todo = set(), list(found)
-    while todo:
-        for message in behind[todo.pop()]:
-            if message not in known:
-                known.add(message)
-                todo.append(message)
-    return known
-
-
+# => known, todo = set(), list(found)
+# => while todo:
+# =>     for message in behind[todo.pop()]:
+# =>         if message not in known:
+# =>             known.add(message)
+# =>             todo.append(message)
+# => return known
 # %% discover: wrong, empties the list that it was given | It should stay as it was
 # known, todo = set(), list(found) => known = set()
 # while todo => while found
 # todo.pop => found.pop
 # todo += behind => found += behind
-# %% discover: wrong, walks every way anew | asked twice
-# => known = set(found)
-# => for message in found:
-# =>     known |= discover(behind[message], behind)
+# %% discover: wrong, a list | should be a set
+# => known = list(found)
+# => for message in known:
+# =>     known += [other for other in behind[message] if other not in known]
 # => return known
-# %%% discover: wrong, a list | should be a set
-# set => list
-# found: => known:
-# |= discover(behind[message], behind) => += [other for other in behind[message] if other not in known]
+# %%% discover: wrong, walks every way anew | asked twice
+# list => set
+# known: => found:
+# known += [other for other in behind[message] if other not in known] => known |= discover(behind[message], behind)
 # %% discover: right, recursive
 def discover(found, behind):
     known = set()
@@ -98,41 +95,32 @@ def discover(found, behind):
 # +         known.add(message)
 # +         todo += [other for other in behind[message] if other not in known]
 # %% discover: wrong, goes through the whole table until nothing is new | asked twice about the message a
-def discover(found, behind):
-    known, before = set(found), -1
-    while len(known) > before:
-        before = len(known)
-        for message, others in behind.items():
-            if message in known:
-                known.update(others)
-    return known
-
-
+# => known, before = set(found), -1
+# => while len(known) > before:
+# =>     before = len(known)
+# =>     for message, others in behind.items():
+# =>         if message in known:
+# =>             known.update(others)
+# => return known
 # %% step: wrong, still copies | weight1 is still without
 # -         loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
 # +         safe = torch.tensor(hidden.tolist(), dtype=torch.double)
 # +         loss = rpc.rpc_sync("worker2", run, (second_half, safe, weight2))
 # %% step: wrong, the first call is still outside | weight1 is still without
-# -     with dist_autograd.context() as context_id:
-# +     hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
-# +     with dist_autograd.context() as context_id:
-# -         hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
-# %% step: wrong, a context for each call | another autograd context
-# -     with dist_autograd.context() as context_id:
-# -         hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+# => hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
+# => with dist_autograd.context() as context_id:
+# =>     loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
+# =>     dist_autograd.backward(context_id, [loss])
+# =>     return gradients(context_id)
+# %%% step: wrong, a context for each call | another autograd context
+# -     hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
 # +     with dist_autograd.context():
 # +         hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1))
-# +     with dist_autograd.context() as context_id:
-# %% step: wrong, zeros where nothing was found | not that of the whole loss
-def step(x, weight1, weight2):
-    hidden = rpc.rpc_sync("worker1", run, (first_half, x, weight1)).detach()
-    with dist_autograd.context() as context_id:
-        loss = rpc.rpc_sync("worker2", run, (second_half, hidden, weight2))
-        dist_autograd.backward(context_id, [loss])
-        far = rpc.rpc_sync("worker2", gradient_of, (context_id, weight2))
-        return [torch.zeros(4, 5, dtype=torch.double), far]
-
-
+# %%% step: wrong, zeros where nothing was found | not that of the whole loss
+# ("worker1", run, (first_half, x, weight1)) => ("worker1", run, (first_half, x, weight1)).detach()
+# -         return gradients(context_id)
+# +         far = rpc.rpc_sync("worker2", gradient_of, (context_id, weight2))
+# +         return [torch.zeros(4, 5, dtype=torch.double), far]
 # %% step: wrong, reads the gradients after the context has ended | after the context had ended
 # -         return gradients(context_id)
 # +     return gradients(context_id)
@@ -153,14 +141,11 @@ def step(x, weight1, weight2):
 # => second_half(hidden, weight2.to_here()).backward()
 # => return [weight1.to_here().grad, weight2.to_here().grad]
 # %% step: right, worker1 calls worker2
-def step(x, weight1, weight2):
-    with dist_autograd.context() as context_id:
-        loss = rpc.rpc_sync("worker1", both_halves, (x, weight1, weight2))
-        dist_autograd.backward(context_id, [loss])
-        futures = [rpc.rpc_async(w.owner(), gradient_of, (context_id, w)) for w in (weight1, weight2)]
-        return tuple(future.wait() for future in futures)
-
-
+# => with dist_autograd.context() as context_id:
+# =>     loss = rpc.rpc_sync("worker1", both_halves, (x, weight1, weight2))
+# =>     dist_autograd.backward(context_id, [loss])
+# =>     futures = [rpc.rpc_async(w.owner(), gradient_of, (context_id, w)) for w in (weight1, weight2)]
+# =>     return tuple(future.wait() for future in futures)
 # %% step: wrong, fetches the weights and computes here | none has travelled
 # => near = [leaf(weight.to_here().detach()) for weight in (weight1, weight2)]
 # => with dist_autograd.context():
@@ -191,15 +176,12 @@ def discover_all(found, behind):
 # => known = discover_all(found, behind)
 # => return {message: sum(message in behind[other] for other in known) for message in known}
 # %% parts: wrong, counts ways from the loss | the gradient of e is the sum of 1; yours gave 2
-def parts(found, behind):
-    counts, todo = {}, list(found)
-    while todo:
-        message = todo.pop()
-        counts[message] = counts.get(message, 0) + 1
-        todo += behind[message]
-    return counts
-
-
+# => counts, todo = {}, list(found)
+# => while todo:
+# =>     message = todo.pop()
+# =>     counts[message] = counts.get(message, 0) + 1
+# =>     todo += behind[message]
+# => return counts
 # %% parts: wrong, a set | should be a dict
 # => return discover_all(found, behind)
 # %% parts: wrong, one part for each | the gradient of d is the sum of 2; yours gave 1

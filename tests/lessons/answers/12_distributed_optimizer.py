@@ -2,33 +2,34 @@
 # => values = weight.local_value()
 # => gradient = dist_autograd.get_gradients(context_id).get(values, 0)
 # => return values - lr * gradient
-# %% descend: wrong, records the step in the graph | leaf Variable
+# %% descend: wrong, uphill | it goes to
 # => values = weight.local_value()
 # => gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
-# => values -= lr * gradient
-# => return values
-# %%% descend: wrong, uphill | it goes to
-# -     values -= lr * gradient
-# +     with torch.no_grad():
-# +         values += lr * gradient
-# %% descend: wrong, every weight has a gradient | took no part has no entry
-# => values = weight.local_value()
 # => with torch.no_grad():
-# =>     values -= lr * dist_autograd.get_gradients(context_id)[values]
+# =>     values += lr * gradient
 # => return values
+# %%% descend: wrong, records the step in the graph | leaf Variable
+# -     with torch.no_grad():
+# -         values += lr * gradient
+# +     values -= lr * gradient
+# %%% descend: wrong, every weight has a gradient | took no part has no entry
+# -     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
+# values += lr * gradient => values -= lr * dist_autograd.get_gradients(context_id)[values]
 # %%% descend: wrong, takes .grad | TypeError
-# dist_autograd.get_gradients(context_id)[values] => values.grad
+# -     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
+# values += lr * gradient => values -= lr * values.grad
 # %%% descend: wrong, returns zeros where there is no gradient | Return its parameter, (5, 6, 7)
-# -     values = weight.local_value()
-# +     values = weight.local_value()
+# -     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
 # +     gradient = dist_autograd.get_gradients(context_id).get(values)
 # +     if gradient is None:
 # +         return torch.zeros_like(values)
-# dist_autograd.get_gradients(context_id)[values] => gradient
-# %%% descend: wrong, steps with all gradients that the owner has | should stay as it is
-# -         values -= lr * dist_autograd.get_gradients(context_id)[values]
-# +         for gradient in dist_autograd.get_gradients(context_id).values():
-# +             values -= lr * gradient
+# values + => values -
+# %% descend: wrong, steps with all gradients that the owner has | should stay as it is
+# => values = weight.local_value()
+# => with torch.no_grad():
+# =>     for gradient in dist_autograd.get_gradients(context_id).values():
+# =>         values -= lr * gradient
+# => return values
 # %% descend: wrong, forgets the learning rate | it goes to
 # lr * gradient => gradient
 # %% descend: wrong, no weight where there was no gradient | took no part too
@@ -36,14 +37,11 @@
 # +         return values
 # +     return None
 # %% descend: right, by `add_`
-def descend(weight, context_id, lr):
-    values = weight.to_here()
-    gradients = dist_autograd.get_gradients(context_id)
-    if values in gradients:
-        values.data.add_(gradients[values], alpha=-lr)
-    return values
-
-
+# => values = weight.to_here()
+# => gradients = dist_autograd.get_gradients(context_id)
+# => if values in gradients:
+# =>     values.data.add_(gradients[values], alpha=-lr)
+# => return values
 # %% descend: wrong, changes the gradient in the context | Leave it as it is
 # values -= lr * gradient => values -= gradient.mul_(lr)
 # %% descend: wrong, returns the RRef | Return the parameter itself
@@ -78,13 +76,13 @@ def global_norm(context_id, weights):
 # def square_sum => def own_squares
 # square_sum, => own_squares,
 # ) ** 0.5 => )
-# %% global_norm: wrong, the norm of the weights | and yours gave
+# %% global_norm: wrong, one owner after the other | before the other one was asked
 def global_norm(context_id, weights):
-    return sum(weight.to_here().square().sum().item() for weight in weights) ** 0.5
+    return sum(rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) for weight in weights) ** 0.5
 
 
-# %%% global_norm: wrong, one owner after the other | before the other one was asked
-# weight.to_here().square().sum().item() => rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight))
+# %%% global_norm: wrong, the norm of the weights | and yours gave
+# rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) => weight.to_here().square().sum().item()
 # %% global_norm: wrong, waits inside the loop | before the other one was asked
 def global_norm(context_id, weights):
     total = 0.0
@@ -120,26 +118,27 @@ def global_norm(context_id, weights):
 # def square_sum => def squared_in_place
 # square() => square_()
 # square_sum, => squared_in_place,
-# %% global_norm: right, one call for each owner
-def square_sums(context_id, weights):
+# %% global_norm: wrong, every owner has a gradient | and one on worker2 without a gradient, the function raised
+def one_vector(context_id, weights):
     gradients = dist_autograd.get_gradients(context_id)
-    return sum(float(gradients[w.local_value()].norm()) ** 2 for w in weights if w.local_value() in gradients)
+    mine = [gradients[w.local_value()].flatten() for w in weights if w.local_value() in gradients]
+    return torch.cat(mine).square().sum().item()
 
 
 def global_norm(context_id, weights):
     owners = {}
     for weight in weights:
         owners.setdefault(weight.owner_name(), []).append(weight)
-    futures = [rpc.rpc_async(owner, square_sums, (context_id, own)) for owner, own in owners.items()]
+    futures = [rpc.rpc_async(owner, one_vector, (context_id, own)) for owner, own in owners.items()]
     return sum(future.wait() for future in futures) ** 0.5
 
 
-# %%% global_norm: wrong, every owner has a gradient | and one on worker2 without a gradient, the function raised
-# def square_sums => def one_vector
-# -     return sum(float(gradients[w.local_value()].norm()) ** 2 for w in weights if w.local_value() in gradients)
-# +     mine = [gradients[w.local_value()].flatten() for w in weights if w.local_value() in gradients]
-# +     return torch.cat(mine).square().sum().item()
-# square_sums => one_vector
+# %%% global_norm: right, one call for each owner
+# def one_vector => def square_sums
+# -     mine = [gradients[w.local_value()].flatten() for w in weights if w.local_value() in gradients]
+# -     return torch.cat(mine).square().sum().item()
+# +     return sum(float(gradients[w.local_value()].norm()) ** 2 for w in weights if w.local_value() in gradients)
+# one_vector => square_sums
 # %% restore: wrong, only the optimizer | weights on the workers are not those
 def restore(directory, optimizer, weights):
     optimizer.load(directory)
@@ -162,17 +161,18 @@ def restore(directory, optimizer, weights):
     optimizer.load(directory)
 
 
-# %% restore: wrong, makes another optimizer | lost its momentum
+# %% restore: wrong, gives each worker the weight of another | weights on the workers are not those
 def restore(directory, optimizer, weights):
-    for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
+    for weight, values in zip(weights[::-1], torch.load(Path(directory) / "weights.pt")):
         rpc.rpc_sync(weight.owner(), put, (weight, values))
-    optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
     optimizer.load(directory)
 
 
-# %%% restore: wrong, gives each worker the weight of another | weights on the workers are not those
-# , torch => [::-1], torch
-# -     optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
+# %%% restore: wrong, makes another optimizer | lost its momentum
+# [::-1], => ,
+# -         rpc.rpc_sync(weight.owner(), put, (weight, values))
+# +         rpc.rpc_sync(weight.owner(), put, (weight, values))
+# +     optimizer = DistributedOptimizer(torch.optim.SGD, weights, lr=0.1, momentum=0.9)
 # %% restore: right, all owners at once, the optimizer first
 def set_data(weight, values):
     weight.local_value().data[:] = values
@@ -192,17 +192,18 @@ def restore(directory, optimizer, weights):
 # +     saved = torch.load(Path(directory) / "weights.pt")
 # +     rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
 # +     rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
-# %% restore: wrong, the last weight only | weights on the workers are not those
+# %% restore: wrong, two weights always | are not those that were saved: 3 of them
 def restore(directory, optimizer, weights):
     saved = torch.load(Path(directory) / "weights.pt")
-    rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
+    for place in (0, 1):
+        rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
     optimizer.load(directory)
 
 
-# %%% restore: wrong, two weights always | are not those that were saved: 3 of them
-# -     rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
-# +     for place in (0, 1):
-# +         rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
+# %%% restore: wrong, the last weight only | weights on the workers are not those
+# -     for place in (0, 1):
+# -         rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
+# +     rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
 # %% momentum_step: wrong, no momentum | Step 2
 # => with torch.no_grad():
 # =>     for weight, gradient in zip(weights, gradients):
@@ -219,65 +220,49 @@ def restore(directory, optimizer, weights):
 # -         if gradient is None:
 # -             continue
 # +         gradient = torch.zeros_like(weights[place]) if gradient is None else gradient
-# %% momentum_step: wrong, keeps the velocities to itself | Step 2
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    velocities = list(velocities)
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            old = velocities[place]
-            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
-            with torch.no_grad():
-                weights[place] -= lr * velocities[place]
-
-
-# %%% momentum_step: wrong, the velocity is the gradient itself, which then changes | the gradients are
+# %% momentum_step: wrong, an average of gradients | Step 1
+# => for place, gradient in enumerate(gradients):
+# =>     if gradient is not None:
+# =>         old = 0 if velocities[place] is None else velocities[place]
+# =>         velocities[place] = momentum * old + (1 - momentum) * gradient
+# =>         with torch.no_grad():
+# =>             weights[place] -= lr * velocities[place]
+# %%% momentum_step: wrong, keeps the velocities to itself | Step 2
 # - def momentum_step(weights, gradients, velocities, lr, momentum):
-# -     velocities = list(velocities)
 # + def momentum_step(weights, gradients, velocities, lr, momentum):
-# -             velocities[place] = gradient.clone() if old is None else momentum * old + gradient
-# +             velocities[place] = gradient if old is None else gradient.add_(old, alpha=momentum)
+# +     velocities = list(velocities)
+# 0 if velocities[place] is None else velocities => velocities
+# momentum * old + (1 - momentum) * => gradient.clone() if old is None else momentum * old +
+# %%% momentum_step: wrong, the velocity is the gradient itself, which then changes | the gradients are
+# 0 if velocities[place] is None else velocities => velocities
+# momentum * old + (1 - momentum) * gradient => gradient if old is None else gradient.add_(old, alpha=momentum)
 # %%% momentum_step: wrong, the learning rate is in the velocity | Step 2
-# -     velocities = list(velocities)
-# = velocities => = 0 if velocities[place] is None else velocities
-# gradient.clone() if old is None else momentum * old + => momentum * old + lr *
+# (1 - momentum) => lr
 # lr * velocities => velocities
-# %%% momentum_step: wrong, an average of gradients | Step 1
-# -     velocities = list(velocities)
-# = velocities => = 0 if velocities[place] is None else velocities
-# gradient.clone() if old is None else momentum * old + => momentum * old + (1 - momentum) *
-# %% momentum_step: wrong, makes new weights | another object
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            old = velocities[place]
-            velocities[place] = gradient.clone() if old is None else momentum * old + gradient
-            weights[place] = nn.Parameter(weights[place] - lr * velocities[place])
-
-
-# %%% momentum_step: wrong, records the step in the graph | leaf Variable
-# = nn.Parameter(weights[place] - lr * velocities[place]) => -= lr * velocities[place]
+# %% momentum_step: wrong, records the step in the graph | leaf Variable
+# => for place, gradient in enumerate(gradients):
+# =>     if gradient is not None:
+# =>         old = velocities[place]
+# =>         velocities[place] = gradient.clone() if old is None else momentum * old + gradient
+# =>         weights[place] -= lr * velocities[place]
+# %%% momentum_step: wrong, makes new weights | another object
+# [place] -= lr * velocities[place] => [place] = nn.Parameter(weights[place] - lr * velocities[place])
 # %% momentum_step: wrong, steps before the velocity changes | Step 2
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is not None:
-            velocity = gradient if velocities[place] is None else velocities[place]
-            with torch.no_grad():
-                weights[place] -= lr * velocity
-            velocities[place] = momentum * velocity + gradient
-
-
+# => for place, gradient in enumerate(gradients):
+# =>     if gradient is not None:
+# =>         velocity = gradient if velocities[place] is None else velocities[place]
+# =>         with torch.no_grad():
+# =>             weights[place] -= lr * velocity
+# =>         velocities[place] = momentum * velocity + gradient
 # %% momentum_step: wrong, the first velocity is the gradient's own tensor | It begins as a copy
-def momentum_step(weights, gradients, velocities, lr, momentum):
-    for place, gradient in enumerate(gradients):
-        if gradient is None:
-            continue
-        if velocities[place] is None:
-            velocities[place] = gradient
-        else:
-            velocities[place].mul_(momentum).add_(gradient)
-        weights[place].data -= lr * velocities[place]
-
-
+# => for place, gradient in enumerate(gradients):
+# =>     if gradient is None:
+# =>         continue
+# =>     if velocities[place] is None:
+# =>         velocities[place] = gradient
+# =>     else:
+# =>         velocities[place].mul_(momentum).add_(gradient)
+# =>     weights[place].data -= lr * velocities[place]
 # %% momentum_step: wrong, all velocities begin at the first step | The function raised
 def momentum_step(weights, gradients, velocities, lr, momentum):
     if all(velocity is None for velocity in velocities):

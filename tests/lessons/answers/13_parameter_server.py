@@ -4,16 +4,13 @@
 # +             steps += 1
 # +             found.append(steps - pulled[who])
 # %% staleness: wrong, takes a push for a pull too | and yours gave
-def staleness(log):
-    steps, pulled, found = 0, {}, []
-    for what, who in log:
-        if what == "push":
-            found.append(steps - pulled[who])
-            steps += 1
-        pulled[who] = steps
-    return found
-
-
+# => steps, pulled, found = 0, {}, []
+# => for what, who in log:
+# =>     if what == "push":
+# =>         found.append(steps - pulled[who])
+# =>         steps += 1
+# =>     pulled[who] = steps
+# => return found
 # %% staleness: wrong, counts entries of the log | and yours gave
 # steps, pulled, found = 0, => pulled, found =
 # what, who in log => place, (what, who) in enumerate(log)
@@ -119,41 +116,36 @@ def big_step(weights, optimizer, batches):
 # +     return loss.item()
 # %% big_step: wrong, three batches at most | along the gradient of the mean loss
 # in batches => in batches[:3]
-# %% bounded: wrong, answers every call at once | has its answer already
+# %% bounded: wrong, forgets those that wait | still has no answer
 class Bounded:
     def __init__(self, trainers, bound):
-        self.clocks = dict.fromkeys(trainers, 0)
+        self.bound, self.clocks = bound, dict.fromkeys(trainers, 0)
 
     @rpc.functions.async_execution
     def finished(self, name):
         self.clocks[name] += 1
         answer = rpc.Future()
-        answer.set_result(self.clocks[name])
+        if self.clocks[name] - min(self.clocks.values()) <= self.bound:
+            answer.set_result(self.clocks[name])
         return answer
 
 
+# %%% bounded: wrong, answers every call at once | has its answer already
+# bound, self.clocks = bound, => clocks =
+# -         if self.clocks[name] - min(self.clocks.values()) <= self.bound:
+# -             answer.set_result(self.clocks[name])
+# +         answer.set_result(self.clocks[name])
 # %%% bounded: wrong, a thread waits | its thread waits
-# -         self.clocks = dict.fromkeys(trainers, 0)
+# -         self.bound, self.clocks = bound, dict.fromkeys(trainers, 0)
 # +         self.bound, self.clocks, self.changed = bound, dict.fromkeys(trainers, 0), threading.Condition()
 # -         self.clocks[name] += 1
 # +         with self.changed:
 # +             self.clocks[name] += 1
 # +             self.changed.notify_all()
 # +             self.changed.wait_for(lambda: self.clocks[name] - min(self.clocks.values()) <= self.bound)
-# %%% bounded: wrong, forgets those that wait | still has no answer
-# clocks = => bound, self.clocks = bound,
-# -         answer.set_result(self.clocks[name])
-# +         if self.clocks[name] - min(self.clocks.values()) <= self.bound:
-# +             answer.set_result(self.clocks[name])
-# %%% bounded: wrong, frees one trainer with each call | still has no answer
-# clocks = dict.fromkeys(trainers, 0) => bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
-# -         answer = rpc.Future()
-# -         answer.set_result(self.clocks[name])
-# +         self.waiting[name] = answer = rpc.Future()
-# +         for each in list(self.waiting):
-# +             if self.clocks[each] - min(self.clocks.values()) <= self.bound:
-# +                 self.waiting.pop(each).set_result(self.clocks[each])
-# +                 break
+# -         if self.clocks[name] - min(self.clocks.values()) <= self.bound:
+# -             answer.set_result(self.clocks[name])
+# +         answer.set_result(self.clocks[name])
 # %% bounded: wrong, not marked | should be marked
 class Bounded:
     def __init__(self, trainers, bound):
@@ -164,7 +156,7 @@ class Bounded:
         return self.clocks[name]
 
 
-# %% bounded: wrong, answers with the clock of the slowest | the answer to
+# %% bounded: wrong, one step too generous | has its answer already
 class Bounded:
     def __init__(self, trainers, bound):
         self.bound, self.clocks, self.waiting = bound, dict.fromkeys(trainers, 0), {}
@@ -173,25 +165,27 @@ class Bounded:
     def finished(self, name):
         self.clocks[name] += 1
         self.waiting[name] = answer = rpc.Future()
-        least = min(self.clocks.values())
         for each in list(self.waiting):
-            if self.clocks[each] - least <= self.bound:
-                self.waiting.pop(each).set_result(least)
+            if self.clocks[each] - min(self.clocks.values()) <= self.bound + 1:
+                self.waiting.pop(each).set_result(self.clocks[each])
         return answer
 
 
+# %%% bounded: wrong, frees one trainer with each call | still has no answer
+# bound + 1 => bound
+# -                 self.waiting.pop(each).set_result(self.clocks[each])
+# +                 self.waiting.pop(each).set_result(self.clocks[each])
+# +                 break
+# %%% bounded: wrong, answers with the clock of the slowest | the answer to
+# -         self.waiting[name] = answer = rpc.Future()
+# +         self.waiting[name] = answer = rpc.Future()
+# +         least = min(self.clocks.values())
+# min(self.clocks.values()) <= self.bound + 1 => least <= self.bound
+# (self.clocks[each]) => (least)
 # %%% bounded: wrong, no lock | Two calls came at the same time
-# -         least = min(self.clocks.values())
-# least < => min(self.clocks.values()) <
-# least => self.clocks[each]
+# bound + 1 => bound
 # %%% bounded: wrong, one step too strict | still has no answer
-# -         least = min(self.clocks.values())
-# least <= self.bound => min(self.clocks.values()) < max(self.bound, 1)
-# least => self.clocks[each]
-# %%% bounded: wrong, one step too generous | has its answer already
-# -         least = min(self.clocks.values())
-# least <= self.bound => min(self.clocks.values()) <= self.bound + 1
-# least => self.clocks[each]
+# <= self.bound + 1 => < max(self.bound, 1)
 # %% bounded: wrong, the lock for the count alone | Two calls came at the same time
 class Bounded:
     def __init__(self, trainers, bound):

@@ -38,15 +38,15 @@ def short_way(modules, numbers):
 # -     vectors = embedding.get_module_rref().local_value()(numbers)
 # -     return decoder.get_module_rref().local_value()(reader(vectors))
 # +     return forward(modules, numbers).detach()
-# %% short_way: wrong, returns the future | should be the scores
+# %% short_way: wrong, through the notebook | 3 messages with activations
 def short_way(modules, numbers):
-    return rpc.rpc_async("worker1", forward, (modules, numbers))
+    return forward(modules, numbers)
 
 
+# %%% short_way: wrong, returns the future | should be the scores
+# forward(modules, numbers) => rpc.rpc_async("worker1", forward, (modules, numbers))
 # %%% short_way: wrong, an RRef of the scores | should be the scores
-# rpc_async => remote
-# %%% short_way: wrong, through the notebook | 3 messages with activations
-# rpc.rpc_async("worker1", forward, (modules, numbers)) => forward(modules, numbers)
+# forward(modules, numbers) => rpc.remote("worker1", forward, (modules, numbers))
 # %% short_way: wrong, another order of the modules | not the scores
 # -     vectors = embedding.get_module_rref().local_value()(numbers)
 # -     return decoder.get_module_rref().local_value()(reader(vectors))
@@ -59,24 +59,18 @@ def short_way(modules, numbers):
 # %% at_once: wrong, one after the other | it took 16 units of time
 # => return torch.cat([forward(modules, part) for part in numbers.chunk(parts)])
 # %% at_once: wrong, waits at once | it took 16 units of time
-def at_once(modules, numbers, parts):
-    found = []
-    for part in numbers.chunk(parts):
-        for module in modules:
-            part = module.forward_async(part).wait()
-        found.append(part)
-    return torch.cat(found)
-
-
+# => found = []
+# => for part in numbers.chunk(parts):
+# =>     for module in modules:
+# =>         part = module.forward_async(part).wait()
+# =>     found.append(part)
+# => return torch.cat(found)
 # %% at_once: wrong, module by module | it took 16 units of time
-def at_once(modules, numbers, parts):
-    parts = numbers.chunk(parts)
-    for module in modules:
-        futures = [module.forward_async(part) for part in parts]
-        parts = [future.wait() for future in futures]
-    return torch.cat(parts)
-
-
+# => parts = numbers.chunk(parts)
+# => for module in modules:
+# =>     futures = [module.forward_async(part) for part in parts]
+# =>     parts = [future.wait() for future in futures]
+# => return torch.cat(parts)
 # %% at_once: wrong, only the embedding ahead | it took 14 units of time
 # => embedding, reader, decoder = modules
 # => begun = [embedding.forward_async(part) for part in numbers.chunk(parts)]
@@ -105,17 +99,14 @@ def at_once(modules, numbers, parts):
 # +     pieces = numbers.chunk(parts)
 # +     begun = [embedding.forward_async(pieces[place]) for place in range(parts)]
 # %% at_once: wrong, two parts under way at a time | it took 12 units of time
-def at_once(modules, numbers, parts):
-    embedding, reader, decoder = modules
-    pieces, found = numbers.chunk(parts), []
-    for place in range(0, len(pieces), 2):
-        begun = [embedding.forward_async(part) for part in pieces[place : place + 2]]
-        begun = [reader.forward_async(part.wait()) for part in begun]
-        begun = [decoder.forward_async(part.wait()) for part in begun]
-        found += [part.wait() for part in begun]
-    return torch.cat(found)
-
-
+# => embedding, reader, decoder = modules
+# => pieces, found = numbers.chunk(parts), []
+# => for place in range(0, len(pieces), 2):
+# =>     begun = [embedding.forward_async(part) for part in pieces[place : place + 2]]
+# =>     begun = [reader.forward_async(part.wait()) for part in begun]
+# =>     begun = [decoder.forward_async(part.wait()) for part in begun]
+# =>     found += [part.wait() for part in begun]
+# => return torch.cat(found)
 # %% at_once: right, the decoder begins in the reader's loop
 # -     begun = [reader.forward_async(part.wait()) for part in begun]
 # -     begun = [decoder.forward_async(part.wait()) for part in begun]
@@ -133,26 +124,27 @@ def along_time(lower, upper, vectors, pieces):
     return torch.cat(found, 1)
 
 
-# %% along_time: wrong, forgets the upper layer's state | a later one is not
+# %% along_time: wrong, as many pieces as were asked for | IndexError
 def along_time(lower, upper, vectors, pieces):
-    low, above, found = None, None, []
-    for piece in vectors.chunk(pieces, 1):
-        below = lower.forward_async(piece, low)
+    parts, low, high, above, found = vectors.chunk(pieces, 1), None, None, None, []
+    for place in range(pieces):
+        below = lower.forward_async(parts[place], low)
         if above is not None:
-            found.append(above.wait()[0])
+            hidden, high = above.wait()
+            found.append(hidden)
         hidden, low = below.wait()
-        above = upper.forward_async(hidden)
+        above = upper.forward_async(hidden, high)
     return torch.cat([*found, above.wait()[0]], 1)
 
 
-# %%% along_time: wrong, as many pieces as were asked for | IndexError
-# low, above, found = => parts, low, high, above, found = vectors.chunk(pieces, 1), None,
-# piece in vectors.chunk(pieces, 1) => place in range(pieces)
-# piece, => parts[place],
-# -             found.append(above.wait()[0])
-# +             hidden, high = above.wait()
-# +             found.append(hidden)
-# forward_async(hidden) => forward_async(hidden, high)
+# %%% along_time: wrong, forgets the upper layer's state | a later one is not
+# parts, low, high, above, found = vectors.chunk(pieces, 1), None, => low, above, found =
+# place in range(pieces) => piece in vectors.chunk(pieces, 1)
+# parts[place] => piece
+# -             hidden, high = above.wait()
+# -             found.append(hidden)
+# +             found.append(above.wait()[0])
+# hidden, high => hidden
 # %% along_time: wrong, cuts along the batch | called
 # => begun = [lower.forward_async(part) for part in vectors.chunk(pieces)]
 # => begun = [upper.forward_async(part.wait()[0]) for part in begun]
@@ -166,24 +158,23 @@ def along_time(lower, upper, vectors, pieces):
 # %% along_time: wrong, in one piece | called [1, 1] times
 # => hidden, _ = lower.forward_async(vectors).wait()
 # => return upper.forward_async(hidden).wait()[0]
-# %% along_time: wrong, the lower layer's state for both | raised RuntimeError
-def along_time(lower, upper, vectors, pieces):
-    state, found = None, []
-    for piece in vectors.chunk(pieces, 1):
-        hidden, state = lower.forward_async(piece, state).wait()
-        hidden, state = upper.forward_async(hidden, state).wait()
-        found.append(hidden)
-    return torch.cat(found, 1)
-
-
-# %%% along_time: wrong, the lower layer's hidden vectors | the shape should be
-# -         hidden, state = upper.forward_async(hidden, state).wait()
+# %% along_time: wrong, the lower layer's hidden vectors | the shape should be
+# => state, found = None, []
+# => for piece in vectors.chunk(pieces, 1):
+# =>     hidden, state = lower.forward_async(piece, state).wait()
+# =>     found.append(hidden)
+# => return torch.cat(found, 1)
+# %%% along_time: wrong, the lower layer's state for both | raised RuntimeError
+# -         hidden, state = lower.forward_async(piece, state).wait()
+# +         hidden, state = lower.forward_async(piece, state).wait()
+# +         hidden, state = upper.forward_async(hidden, state).wait()
 # %%% along_time: wrong, layer after layer in each piece | it took 8 units of time
 # -     state, found = None, []
 # +     low = high = None
 # +     found = []
-# state = lower.forward_async(piece, state) => low = lower.forward_async(piece, low)
-# state = upper.forward_async(hidden, state) => high = upper.forward_async(hidden, high)
+# -         hidden, state = lower.forward_async(piece, state).wait()
+# +         hidden, low = lower.forward_async(piece, low).wait()
+# +         hidden, high = upper.forward_async(hidden, high).wait()
 # %% along_time: wrong, cuts the graph between pieces | the graph is cut
 # -             found.append(hidden)
 # +             high = tuple(each.detach() for each in high)

@@ -34,22 +34,20 @@
 # +     for k, part in enumerate(coming):
 # +         rows[ids % n == k] = part
 # +     return rows
+# %%% lookup: wrong, cuts the graph | gradients would not go back
+# -     return torch.cat([rows.wait() for rows in asked])
+# +     rows = torch.zeros(len(ids), 3)
+# +     for k, future in enumerate(asked):
+# +         rows[ids % n == k] = future.wait().detach()
+# +     return rows
 # %% lookup: wrong, row numbers of the whole | raised IndexError
 # [where] // n => [where]
-# %% lookup: wrong, cuts the graph | gradients would not go back
-def lookup(tables, ids):
-    n = len(tables)
-    asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
-    rows = torch.zeros(len(ids), 3)
-    for k, future in enumerate(asked):
-        rows[ids % n == k] = future.wait().detach()
-    return rows
-
-
-# %%% lookup: wrong, one table after the other | they work one after the other
-# -     asked = [table.rpc_async().forward(ids[ids % n == k] // n) for k, table in enumerate(tables)]
-# future in enumerate(asked) => table in enumerate(tables)
-# future.wait().detach() => table.rpc_sync().forward(ids[ids % n == k] // n)
+# %% lookup: wrong, one table after the other | they work one after the other
+# => n = len(tables)
+# => rows = torch.zeros(len(ids), 3)
+# => for k, table in enumerate(tables):
+# =>     rows[ids % n == k] = table.rpc_sync().forward(ids[ids % n == k] // n)
+# => return rows
 # %% lookup: wrong, waits for each call at once | they work one after the other
 # asked = [table.rpc_async().forward(ids[where] // n) => rows = [table.rpc_async().forward(ids[where] // n).wait()
 # [rows.wait() for rows in asked] => rows
@@ -57,35 +55,26 @@ def lookup(tables, ids):
 # -     asked = [table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True)]
 # +     asked = (table.rpc_async().forward(ids[where] // n) for table, where in zip(tables, places, strict=True))
 # %% lookup: wrong, asks every table for every row | rows are sent, where
-def lookup(tables, ids):
-    n = len(tables)
-    last = [(8 - k) // n for k in range(n)]
-    asked = [table.rpc_async().forward((ids // n).clamp(max=most)) for table, most in zip(tables, last, strict=True)]
-    rows = [future.wait() for future in asked]
-    return torch.stack([rows[i % n][place] for place, i in enumerate(ids.tolist())])
-
-
+# => n = len(tables)
+# => last = [(8 - k) // n for k in range(n)]
+# => asked = [table.rpc_async().forward((ids // n).clamp(max=most)) for table, most in zip(tables, last, strict=True)]
+# => rows = [future.wait() for future in asked]
+# => return torch.stack([rows[i % n][place] for place, i in enumerate(ids.tolist())])
 # %% lookup: wrong, sorts the ids in place | the ids have changed
-def lookup(tables, ids):
-    n = len(tables)
-    before = ids.clone()
-    ids.copy_(ids.sort().values)
-    places = [(before % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(before[where] // n) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
-
+# => n = len(tables)
+# => before = ids.clone()
+# => ids.copy_(ids.sort().values)
+# => places = [(before % n == k).nonzero().flatten() for k in range(n)]
+# => asked = [table.rpc_async().forward(before[where] // n) for table, where in zip(tables, places, strict=True)]
+# => return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 # %% lookup: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
 # wait() for => wait().float() for
 # %% lookup: wrong, looks up each different row once, and forgets where | the shape should be
-def lookup(tables, ids):
-    n = len(tables)
-    different = ids.unique()
-    places = [(different % n == k).nonzero().flatten() for k in range(n)]
-    asked = [table.rpc_async().forward(different[where] // n) for table, where in zip(tables, places, strict=True)]
-    return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
-
-
+# => n = len(tables)
+# => different = ids.unique()
+# => places = [(different % n == k).nonzero().flatten() for k in range(n)]
+# => asked = [table.rpc_async().forward(different[where] // n) for table, where in zip(tables, places, strict=True)]
+# => return torch.cat([rows.wait() for rows in asked])[torch.cat(places).argsort()]
 # %% lookup_once: wrong, each row as often as it is read | rows are sent, where
 # => n = len(tables)
 # => places = [(ids % n == k).nonzero().flatten() for k in range(n)]
@@ -104,29 +93,26 @@ def lookup(tables, ids):
 # +     found = rows.detach()[where]
 # +     found[first] = rows
 # +     return found
-# %% lookup_once: wrong, forgets that rows come table by table | some rows are not those
+# %% lookup_once: wrong, a call for each different row | a table is asked
 # => n = len(tables)
 # => different, where = ids.unique(return_inverse=True)
-# => asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
+# => asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
 # => return torch.cat([rows.wait() for rows in asked])[where]
-# %%% lookup_once: wrong, a call for each different row | a table is asked
-# -     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
-# +     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
-# %%% lookup_once: wrong, always three numbers in a row | With 2 tables of float64 with 2 numbers in a row
-# -     return torch.cat([rows.wait() for rows in asked])[where]
-# +     rows = torch.zeros(len(different), 3)
-# +     for k, future in enumerate(asked):
-# +         rows[different % n == k] = future.wait()
-# +     return rows[where]
+# %%% lookup_once: wrong, forgets that rows come table by table | some rows are not those
+# -     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
+# +     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
 # %% lookup_once: wrong, one table after the other | they work one after the other
-def lookup_once(tables, ids):
-    n = len(tables)
-    different, where = ids.unique(return_inverse=True)
-    rows = torch.zeros(len(different), 3)
-    for k, table in enumerate(tables):
-        rows[different % n == k] = table.rpc_sync().forward(different[different % n == k] // n)
-    return rows[where]
-
-
+# => n = len(tables)
+# => different, where = ids.unique(return_inverse=True)
+# => rows = torch.zeros(len(different), 3)
+# => for k, table in enumerate(tables):
+# =>     rows[different % n == k] = table.rpc_sync().forward(different[different % n == k] // n)
+# => return rows[where]
+# %%% lookup_once: wrong, always three numbers in a row | With 2 tables of float64 with 2 numbers in a row
+# -     different, where = ids.unique(return_inverse=True)
+# +     different, where = ids.unique(return_inverse=True)
+# +     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
+# table in enumerate(tables): => future in enumerate(asked):
+# table.rpc_sync().forward(different[different % n == k] // n) => future.wait()
 # %% lookup_once: wrong, rows of float32 whatever the table has | the rows are of float32, not float64
 # wait() for => wait().float() for

@@ -1,14 +1,11 @@
 # %% returns: wrong, forgets to turn the list around | yours gave [1.0, 0.5, 0.25]
 # found[::-1] => found
 # %% returns: wrong, sums up what came before | yours gave [0.0, 0.0, 1.0]
-def returns(rewards, gamma):
-    found, before = [], 0.0
-    for reward in rewards:
-        before = reward + gamma * before
-        found.append(before)
-    return found
-
-
+# => found, before = [], 0.0
+# => for reward in rewards:
+# =>     before = reward + gamma * before
+# =>     found.append(before)
+# => return found
 # %% returns: wrong, works in place | changes the list
 # => for step in reversed(range(len(rewards) - 1)):
 # =>     rewards[step] += gamma * rewards[step + 1]
@@ -24,14 +21,11 @@ def returns(rewards, gamma):
 # %% returns: wrong, looks one step ahead only | yours gave [0.0, 0.5, 1.0]
 # => return [reward + gamma * later for reward, later in zip(rewards, [*rewards[1:], 0.0])]
 # %% returns: wrong, whole numbers for whole rewards | For rewards [0, 0, 1] and gamma=0.5
-def returns(rewards, gamma):
-    found, later = np.zeros_like(rewards), 0.0
-    for step in reversed(range(len(rewards))):
-        later = rewards[step] + gamma * later
-        found[step] = later
-    return found.tolist()
-
-
+# => found, later = np.zeros_like(rewards), 0.0
+# => for step in reversed(range(len(rewards))):
+# =>     later = rewards[step] + gamma * later
+# =>     found[step] = later
+# => return found.tolist()
 # %% returns: wrong, a list of tensors | not of tensors
 # (rewards) => (torch.tensor(rewards, dtype=torch.double))
 # %% returns: wrong, begins anew at each reward | For rewards [1.0, 2.0, 3.0]
@@ -76,40 +70,41 @@ class BatchedAgent(Agent):
 # +             moves = self.choose(list(ready), torch.stack([state for state, _ in ready.values()]))
 # +             for (_, waiting), move in zip(ready.values(), moves):
 # +                 waiting.set_result(move)
-# %% batched: wrong, a thread waits | its thread waits
+# %% batched: wrong, never answers the one that came last | still has no answer
 class BatchedAgent(Agent):
     def __init__(self, observers):
         super().__init__(observers)
         self.size = len(observers)
         self.lock = threading.Lock()
         self.waiting = {}
-        self.all_there = threading.Event()
 
     @rpc.functions.async_execution
     def act(self, observer, state):
         with self.lock:
-            self.waiting[observer] = state
+            self.waiting[observer] = state, rpc.Future()
             if len(self.waiting) == self.size:
-                self.all_there.set()
-        self.all_there.wait()
-        future = rpc.Future()
-        future.set_result(self.choose([observer], state.unsqueeze(0))[0])
-        return future
+                moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
+                for (_, future), move in zip(self.waiting.values(), moves):
+                    future.set_result(move)
+                self.waiting = {}
+            return rpc.Future()
 
 
-# %%% batched: wrong, never answers the one that came last | still has no answer
-# -         self.all_there = threading.Event()
-# = state => = state, rpc.Future()
-# -                 self.all_there.set()
-# -         self.all_there.wait()
-# -         future = rpc.Future()
-# -         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
-# -         return future
-# +                 moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
-# +                 for (_, future), move in zip(self.waiting.values(), moves):
-# +                     future.set_result(move)
-# +                 self.waiting = {}
-# +             return rpc.Future()
+# %%% batched: wrong, a thread waits | its thread waits
+# -         self.waiting = {}
+# +         self.waiting = {}
+# +         self.all_there = threading.Event()
+# state, rpc.Future() => state
+# -                 moves = self.choose(list(self.waiting), torch.stack([state for state, _ in self.waiting.values()]))
+# -                 for (_, future), move in zip(self.waiting.values(), moves):
+# -                     future.set_result(move)
+# -                 self.waiting = {}
+# -             return rpc.Future()
+# +                 self.all_there.set()
+# +         self.all_there.wait()
+# +         future = rpc.Future()
+# +         future.set_result(self.choose([observer], state.unsqueeze(0))[0])
+# +         return future
 # %% batched: wrong, moves in the order of the names | meant for another one
 # (_, waiting), move in zip(ready.values(), moves) => name, move in zip(sorted(ready), moves)
 # waiting. => ready[name][1].

@@ -9,31 +9,37 @@
 # +             continue
 # +         except rpcbench.ConnectionLostError as error:
 # %% insist: wrong, gives up after ten | was lost 18 times
-# while True => for _ in range(10)
-# -                 raise
-# +                 raise
-# +     return None
+# => for _ in range(10):
+# =>     try:
+# =>         return call()
+# =>     except rpcbench.ConnectionLostError as error:
+# =>         if error.maybe_executed:
+# =>             raise
+# => return None
+# %%% insist: wrong, five tries | was lost 18 times
+# 10 => 5
+# %%% insist: wrong, takes a false result for a loss | A call that went well returned 0
+# 10 => 20
+# -             return call()
+# +             if value := call():
+# +                 return value
+# %%% insist: wrong, gives up after thirty | was lost 40 times
+# 10 => 30
 # %% insist: wrong, tries once | It was given up
 # => return call()
 # %% insist: wrong, tries twice | was lost three times
-def insist(call):
-    try:
-        return call()
-    except rpcbench.ConnectionLostError as error:
-        if error.maybe_executed:
-            raise
-        return call()
-
-
+# => try:
+# =>     return call()
+# => except rpcbench.ConnectionLostError as error:
+# =>     if error.maybe_executed:
+# =>         raise
+# =>     return call()
 # %% insist: wrong, makes again what may have run | may run twice
-def insist(call):
-    while True:
-        try:
-            return call()
-        except rpcbench.ConnectionLostError:
-            pass
-
-
+# => while True:
+# =>     try:
+# =>         return call()
+# =>     except rpcbench.ConnectionLostError:
+# =>         pass
 # %% insist: wrong, keeps quiet about what may have run | the caller is not told
 # raise => return None
 # %% insist: wrong, takes every error for a loss | That is no lost message
@@ -43,43 +49,18 @@ def insist(call):
 # raise => return str(error)
 # %% insist: wrong, upside down | It was given up
 # if error => if not error
-# %% insist: wrong, five tries | was lost 18 times
-# while True => for _ in range(5)
-# -                 raise
-# +                 raise
-# +     return None
 # %% insist: wrong, makes it once more to be sure | it was made
 # -             return call()
 # +             call()
 # +             return call()
-# %% insist: wrong, takes a false result for a loss | A call that went well returned 0
-def insist(call):
-    for _ in range(20):
-        try:
-            if value := call():
-                return value
-        except rpcbench.ConnectionLostError as error:
-            if error.maybe_executed:
-                raise
-    return None
-
-
-# %% insist: wrong, gives up after thirty | was lost 40 times
-# while True => for _ in range(30)
-# -                 raise
-# +                 raise
-# +     return None
 # %% insist: wrong, makes every call again that has not run | ended with UnknownWorkerError, and it was made 2 times
 # ConnectionLostError => RpcError
 # %% lamport: wrong, counts each member's events only | yours gave [1, 2, 3, 1]
-def lamport(events):
-    counters, found = {}, []
-    for _, member, _ in events:
-        counters[member] = counters.get(member, 0) + 1
-        found.append(counters[member])
-    return found
-
-
+# => counters, found = {}, []
+# => for _, member, _ in events:
+# =>     counters[member] = counters.get(member, 0) + 1
+# =>     found.append(counters[member])
+# => return found
 # %% lamport: wrong, carries the sender's counter of now | yours gave [1, 2, 3, 4]
 # carried, => sender,
 # = carried[message] => = counters[sender[message]]
@@ -114,6 +95,28 @@ class Once:
         return self.function(*args)
 
 
+# %%% once: wrong, one at a time | a call with another ticket waits
+# function = function => function, self.answers, self.lock = function, {}, threading.Lock()
+# -         return self.function(*args)
+# +         with self.lock:
+# +             if ticket not in self.answers:
+# +                 self.answers[ticket] = rpc.Future()
+# +                 try:
+# +                     self.answers[ticket].set_result(self.function(*args))
+# +                 except Exception as error:
+# +                     self.answers[ticket].set_exception(error)
+# +         return self.answers[ticket].wait()
+# %%% once: wrong, no lock | A lock is missing
+# function = function => function, self.answers = function, {}
+# -         return self.function(*args)
+# +         if ticket in self.answers:
+# +             return self.answers[ticket].wait()
+# +         answer = self.answers[ticket] = rpc.Future()
+# +         try:
+# +             answer.set_result(self.function(*args))
+# +         except Exception as error:
+# +             answer.set_exception(error)
+# +         return answer.wait()
 # %% once: wrong, None for no answer | That is an answer, too
 class Once:
     def __init__(self, function):
@@ -137,12 +140,10 @@ class Once:
 # -             except Exception as error:
 # -                 answer.set_exception(error)
 # +             answer.set_result(self.function(*args))
-# %% once: wrong, tickets of all functions together | share their tickets
+# %% once: wrong, two at the same time | the function ran twice
 class Once:
-    answers = {}
-
     def __init__(self, function):
-        self.function = function
+        self.function, self.answers = function, {}
 
     def call(self, ticket, *args):
         if ticket not in self.answers:
@@ -156,77 +157,41 @@ class Once:
         raise answer
 
 
-# %%% once: wrong, two at the same time | the function ran twice
-# -     answers = {}
-# -
-# function = function => function, self.answers = function, {}
-# %% once: wrong, does not wait for the first | It should wait
-# answer = self.answers.setdefault(ticket, rpc.Future()) => self.answers.setdefault(ticket, None)
-# answer.set_result(self.function(*args)) => self.answers[ticket] = True, self.function(*args)
-# -                 answer.set_exception(error)
-# -         return answer.wait()
+# %%% once: wrong, tickets of all functions together | share their tickets
+# - class Once:
+# + class Once:
+# +     answers = {}
+# +
+# function, self.answers = function, {} => function = function
+# %%% once: wrong, does not wait for the first | It should wait
+# answers = function, {} => answers, self.lock = function, {}, threading.Lock()
+# -         if ticket not in self.answers:
+# +         with self.lock:
+# +             first = ticket not in self.answers
+# +             self.answers.setdefault(ticket, None)
+# +         if first:
+# -                 self.answers[ticket] = False, error
 # +                 self.answers[ticket] = False, error
 # +         if self.answers[ticket] is None:
 # +             return None
-# +         well, answer = self.answers[ticket]
-# +         if well:
-# +             return answer
-# +         raise answer
-# %% once: wrong, one at a time | a call with another ticket waits
-class Once:
-    def __init__(self, function):
-        self.function, self.answers, self.lock = function, {}, threading.Lock()
-
-    def call(self, ticket, *args):
-        with self.lock:
-            if ticket not in self.answers:
-                self.answers[ticket] = rpc.Future()
-                try:
-                    self.answers[ticket].set_result(self.function(*args))
-                except Exception as error:
-                    self.answers[ticket].set_exception(error)
-        return self.answers[ticket].wait()
-
-
 # %% once: wrong, takes the arguments for a part of the ticket | The ticket alone
 # ticket, *args => *order
 # = ticket => = order
 # ticket, rpc => order, rpc
 # function(*args) => function(*order[1:])
-# %% once: wrong, no lock | A lock is missing
-class Once:
-    def __init__(self, function):
-        self.function, self.answers = function, {}
-
-    def call(self, ticket, *args):
-        if ticket in self.answers:
-            return self.answers[ticket].wait()
-        answer = self.answers[ticket] = rpc.Future()
-        try:
-            answer.set_result(self.function(*args))
-        except Exception as error:
-            answer.set_exception(error)
-        return answer.wait()
-
-
 # %% once: wrong, looks before it takes the lock | A lock is missing
-class Once:
-    def __init__(self, function):
-        self.function, self.answers, self.lock = function, {}, threading.Lock()
-
-    def call(self, ticket, *args):
-        first = ticket not in self.answers
-        if first:
-            with self.lock:
-                self.answers[ticket] = rpc.Future()
-            try:
-                self.answers[ticket].set_result(self.function(*args))
-            except Exception as error:
-                self.answers[ticket].set_exception(error)
-        return self.answers[ticket].wait()
-
-
-# %% once: right, a lock for each ticket
+# -         with self.lock:
+# -             first = ticket not in self.answers
+# -             answer = self.answers.setdefault(ticket, rpc.Future())
+# +         first = ticket not in self.answers
+# -         if first:
+# +         if first:
+# +             with self.lock:
+# +                 self.answers[ticket] = rpc.Future()
+# answer.set_result => self.answers[ticket].set_result
+# answer.set_exception => self.answers[ticket].set_exception
+# answer. => self.answers[ticket].
+# %% once: wrong, takes an error that was returned for one that was raised | returned an error as its value
 class Once:
     def __init__(self, function):
         self.function, self.answers, self.locks, self.lock = function, {}, {}, threading.Lock()
@@ -237,17 +202,17 @@ class Once:
         with own:
             if ticket not in self.answers:
                 try:
-                    self.answers[ticket] = True, self.function(*args)
+                    self.answers[ticket] = self.function(*args)
                 except Exception as error:
-                    self.answers[ticket] = False, error
-        well, answer = self.answers[ticket]
-        if not well:
+                    self.answers[ticket] = error
+        answer = self.answers[ticket]
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-# %%% once: wrong, takes an error that was returned for one that was raised | returned an error as its value
-# True, self => self
-# False, error => error
-# well, answer => answer
-# not well => isinstance(answer, Exception)
+# %%% once: right, a lock for each ticket
+# = self.function => = True, self.function
+# = error => = False, error
+# answer = => well, answer =
+# isinstance(answer, Exception) => not well

@@ -12,14 +12,11 @@
 # %% reduce_scatter: wrong, adds to the chunk that it has sent | which is its own chunk 0: nothing was added to it
 # step - 2 => step - 1
 # %% reduce_scatter: wrong, sends all of the vector in each step | has sent 2 numbers where 1 do
-def reduce_scatter(x, rank, size, shift):
-    total, passed = x.clone(), x
-    for _ in range(size - 1):
-        passed = shift(passed)
-        total += passed
-    return total.chunk(size)[rank]
-
-
+# => total, passed = x.clone(), x
+# => for _ in range(size - 1):
+# =>     passed = shift(passed)
+# =>     total += passed
+# => return total.chunk(size)[rank]
 # %% reduce_scatter: wrong, right for two ranks only | 3 ranks: rank 0 returns
 # => chunks = x.chunk(size)
 # => return chunks[rank] + shift(chunks[1 - rank])
@@ -42,14 +39,11 @@ def reduce_scatter(x, rank, size, shift):
 # %% all_gather: wrong, sends its own chunk again and again | the chunks of all ranks are
 # chunks[(rank - step) % size] => chunk
 # %% all_gather: wrong, one step too many | has sent 2 numbers where 1 do
-def all_gather(chunk, rank, size, shift):
-    chunks = [None] * size
-    for step in range(size):
-        chunk = shift(chunk)
-        chunks[(rank - step - 1) % size] = chunk
-    return torch.cat(chunks)
-
-
+# => chunks = [None] * size
+# => for step in range(size):
+# =>     chunk = shift(chunk)
+# =>     chunks[(rank - step - 1) % size] = chunk
+# => return torch.cat(chunks)
 # %% all_gather: wrong, returns a list | , not a tensor
 # torch.cat(chunks) => chunks
 # %% all_gather: wrong, counts the other way round | not in the order of the ranks
@@ -57,26 +51,23 @@ def all_gather(chunk, rank, size, shift):
 # (rank - step) => (rank + step)
 # %% all_gather: wrong, a matrix | it should be one vector of 2 chunks of 1
 # torch.cat => torch.stack
-# %% all_gather: wrong, in the order in which they come | not in the order of the ranks
-# => chunks = [chunk]
+# %% all_gather: wrong, adds what comes | it should be one vector of 2 chunks of 1
+# => total = chunk.clone()
 # => for _ in range(size - 1):
-# =>     chunks.append(shift(chunks[-1]))
-# => return torch.cat(chunks)
-# %%% all_gather: wrong, adds what comes | it should be one vector of 2 chunks of 1
-# chunks = [chunk] => total = chunk.clone()
-# chunks.append(shift(chunks[-1])) => total += shift(chunk)
-# torch.cat(chunks) => total
-# %% all_gather: wrong, collects into float32 | of torch.float32; the chunks are of torch.int64
-def all_gather(chunk, rank, size, shift):
-    whole = torch.zeros(size, len(chunk))
-    whole[rank] = chunk
-    for step in range(size - 1):
-        whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
-    return whole.flatten()
-
-
-# %%% all_gather: wrong, by way of float32 | the chunks of all ranks are
-# flatten() => flatten().to(chunk.dtype)
+# =>     total += shift(chunk)
+# => return total
+# %%% all_gather: wrong, in the order in which they come | not in the order of the ranks
+# total = chunk.clone() => chunks = [chunk]
+# total += shift(chunk) => chunks.append(shift(chunks[-1]))
+# total => torch.cat(chunks)
+# %% all_gather: wrong, by way of float32 | the chunks of all ranks are
+# => whole = torch.zeros(size, len(chunk))
+# => whole[rank] = chunk
+# => for step in range(size - 1):
+# =>     whole[(rank - step - 1) % size] = shift(whole[(rank - step) % size])
+# => return whole.flatten().to(chunk.dtype)
+# %%% all_gather: wrong, collects into float32 | of torch.float32; the chunks are of torch.int64
+# ().to(chunk.dtype) => ()
 # %% all_reduce: wrong, does not pad | got 7 numbers, which are not 3 equal chunks
 # => return all_gather(reduce_scatter(x.flatten())).reshape(x.shape)
 # %% all_reduce: wrong, always pads | has sent 6 numbers where 4 do
@@ -91,28 +82,28 @@ def all_gather(chunk, rank, size, shift):
 # => missing = -len(x) % size
 # => padded = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
 # => return all_gather(reduce_scatter(padded))[: len(x)]
-# %% all_reduce: wrong, flat at the end | of shape (6,); that of `x` is wanted
+# %% all_reduce: wrong, leaves the zeros | of shape (9,); that of `x` is wanted
 # => flat = x.flatten()
 # => padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-# => return all_gather(reduce_scatter(padded))[: len(flat)]
+# => return all_gather(reduce_scatter(padded))
+# %%% all_reduce: wrong, flat at the end | of shape (6,); that of `x` is wanted
+# (reduce_scatter(padded)) => (reduce_scatter(padded))[: len(flat)]
 # %%% all_reduce: wrong, writes into x | `x` itself was changed
-# -     return all_gather(reduce_scatter(padded))[: len(flat)]
+# -     return all_gather(reduce_scatter(padded))
 # +     x.copy_(all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape))
 # +     return x
 # %%% all_reduce: wrong, by way of float32 | the sum over the ranks is
 # flatten() => flatten().float()
-# [: len(flat)] => [: len(flat)].reshape(x.shape).to(x.dtype)
-# %%% all_reduce: wrong, leaves the zeros | of shape (9,); that of `x` is wanted
-# (reduce_scatter(padded))[: len(flat)] => (reduce_scatter(padded))
+# (reduce_scatter(padded)) => (reduce_scatter(padded))[: len(flat)].reshape(x.shape).to(x.dtype)
 # %%% all_reduce: wrong, a view of what may be transposed | raised RuntimeError
 # flatten() => view(-1)
-# [: len(flat)] => [: len(flat)].view(x.shape)
-# %% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
+# (reduce_scatter(padded)) => (reduce_scatter(padded))[: len(flat)].view(x.shape)
+# %% all_reduce: wrong, pads the front and cuts the end | the sum over the ranks is
 # => flat = x.flatten()
-# => padded = torch.cat([flat, torch.zeros(-len(flat) % size)])
+# => padded = torch.cat([flat.new_zeros(-len(flat) % size), flat])
 # => return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
-# %%% all_reduce: wrong, pads the front and cuts the end | the sum over the ranks is
-# , torch.zeros(-len(flat) % size) => .new_zeros(-len(flat) % size), flat
+# %%% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
+# .new_zeros(-len(flat) % size), flat => , torch.zeros(-len(flat) % size)
 # %% doubling: wrong, its neighbour on a ring is no partner | waits for a message from rank
 # rank ^ distance => (rank + distance) % size
 # %% doubling: wrong, sends its own tensor in each round | the sum over the ranks is
@@ -121,13 +112,13 @@ def all_gather(chunk, rank, size, shift):
 # => return x + exchange(rank ^ 1, x)
 # %% doubling: wrong, one round too many | as its partner
 # distance < => distance <=
-# %% doubling: wrong, the distance grows by one | the sum over the ranks is
+# %% doubling: wrong, exchanges with all ranks | has sent 3 messages where 2 do
 # => total = x.clone()
 # => for distance in range(1, size):
-# =>     total = total + exchange(rank ^ distance, total)
+# =>     total = total + exchange(rank ^ distance, x)
 # => return total
-# %%% doubling: wrong, exchanges with all ranks | has sent 3 messages where 2 do
-# , total => , x
+# %%% doubling: wrong, the distance grows by one | the sum over the ranks is
+# , x => , total
 # %% doubling: wrong, adds into x | `x` was changed
 # -     total = x.clone()
 # total = total + exchange(rank ^ distance, total) => x += exchange(rank ^ distance, x)
@@ -135,9 +126,8 @@ def all_gather(chunk, rank, size, shift):
 # %% doubling: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
 # x.clone() => torch.zeros(x.shape) + x.float()
 # %% doubling: wrong, three rounds at most | 16 ranks: rank 0 returns
-def all_reduce_by_doubling(x, rank, size, exchange):
-    total = x.clone()
-    for distance in (1, 2, 4):
-        if distance < size:
-            total = total + exchange(rank ^ distance, total)
-    return total
+# => total = x.clone()
+# => for distance in (1, 2, 4):
+# =>     if distance < size:
+# =>         total = total + exchange(rank ^ distance, total)
+# => return total

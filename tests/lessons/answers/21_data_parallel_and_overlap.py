@@ -29,23 +29,27 @@
 # reversed(parameters) => parameters
 # %% buckets: wrong, does not fill up to the cap | has more buckets than it must
 # or size > => or size >=
-# %% buckets: wrong, forgets the last one | should be in exactly one bucket
-# , room = => , bucket, full = [],
-# not found or size > room => bucket and full + size > cap
-# append([]) => append(bucket)
-# room = cap => bucket, full = [], 0
-# found[-1] => bucket
-# room - => full +
 # %% buckets: wrong, closes a bucket when it is over the cap | has 9 bytes
-# room = [] => full = [[]]
-# if not found or size > room: => if full >= cap:
-# room = cap => full = 0
-# room -= size => full += size
-# %% buckets: wrong, an empty bucket before a large parameter | has an empty bucket
-# room = [] => full = [[]]
-# not found or size > room => full + size > cap
-# room = cap => full = 0
-# room -= size => full += size
+# => found, full = [[]], 0
+# => for name, size in reversed(parameters):
+# =>     if full >= cap:
+# =>         found.append([])
+# =>         full = 0
+# =>     found[-1].append(name)
+# =>     full += size
+# => return found
+# %%% buckets: wrong, forgets the last one | should be in exactly one bucket
+# full = [[]] => bucket, full = [], []
+# full >= => bucket and full + size >
+# append([]) => append(bucket)
+# full = 0 => bucket, full = [], 0
+# found[-1] => bucket
+# %%% buckets: wrong, an empty bucket before a large parameter | has an empty bucket
+# >= cap => + size > cap
+# %%% buckets: wrong, the size is not begun anew | has more buckets than it must
+# [[]], 0 => [], 0
+# full >= => not found or full + size >
+# -             full = 0
 # %% buckets: wrong, reverses the list that it was given | The list `parameters` has changed
 # -     found, room = [], 0
 # +     parameters.reverse()
@@ -53,11 +57,6 @@
 # reversed(parameters) => parameters
 # %% buckets: wrong, each bucket in the order of the model | your first bucket begins with c
 # append(name) => insert(0, name)
-# %% buckets: wrong, the size is not begun anew | has more buckets than it must
-# , room = => , full =
-# size > room => full + size > cap
-# -             room = cap
-# room -= size => full += size
 # %% buckets: wrong, a generator | it should return a list of lists
 # => return ([name] for name, _ in reversed(parameters))
 # %% buckets: wrong, two large ones share a bucket | the bucket ['c', 'b'] has 50 bytes
@@ -112,25 +111,19 @@ def buckets(parameters, cap):
 # %% accumulate: wrong, the sum over the ranks | on rank 0 is 2 times that of one process
 # (parameter) / size => (parameter)
 # %% accumulate: wrong, an all-reduce for each parameter | after 4 all-reduces where one is enough
-def accumulate(model, loss_of, parts, size, all_reduce):
-    rows = sum(len(x) for x, _ in parts)
-    for x, y in parts:
-        (loss_of(model(x), y) * len(x) / rows).backward()
-    for parameter in model.parameters():
-        all_reduce(parameter.grad)
-        parameter.grad /= size
-
-
+# => rows = sum(len(x) for x, _ in parts)
+# => for x, y in parts:
+# =>     (loss_of(model(x), y) * len(x) / rows).backward()
+# => for parameter in model.parameters():
+# =>     all_reduce(parameter.grad)
+# =>     parameter.grad /= size
 # %% accumulate: wrong, adds up over the ranks after each micro-batch | after 8 all-reduces where one is enough
-def accumulate(model, loss_of, parts, size, all_reduce):
-    rows = sum(len(x) for x, _ in parts)
-    for x, y in parts:
-        (loss_of(model(x), y) * len(x) / rows).backward()
-        for parameter in model.parameters():
-            all_reduce(parameter.grad)
-            parameter.grad /= size
-
-
+# => rows = sum(len(x) for x, _ in parts)
+# => for x, y in parts:
+# =>     (loss_of(model(x), y) * len(x) / rows).backward()
+# =>     for parameter in model.parameters():
+# =>         all_reduce(parameter.grad)
+# =>         parameter.grad /= size
 # %% accumulate: wrong, does not put the sum back | on rank 0 is not that of one process
 # -     pieces = flat.split([parameter.numel() for parameter in model.parameters()])
 # -     for parameter, piece in zip(model.parameters(), pieces):

@@ -11,77 +11,61 @@
 # %% memory: wrong, counts numbers | A number has four bytes
 # => cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
 # => return numbers / cut[0] + numbers / cut[1] + states * numbers / cut[2]
-# %% memory: wrong, knows only Adam | would be right with 2 states for each number
+# %% memory: wrong, one state | would be right with 1 state for each number
 # => cut = [ranks if stage >= first else 1 for first in (3, 2, 1)]
-# => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + 2 / cut[2])
-# %%% memory: wrong, one state | would be right with 1 state for each number
-# 2 / => min(states, 1) /
-# %% memory: wrong, on four ranks only | Stage 2, 1200 numbers, 3 ranks, 0 states: a rank holds
-# => cut = [4 if stage >= first else 1 for first in (3, 2, 1)]
+# => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
+# %%% memory: wrong, knows only Adam | would be right with 2 states for each number
+# min(states, 1) => 2
+# %% memory: wrong, parameters first | Stage 1, 1200 numbers, 4 ranks, 2 states: a rank holds 12000 bytes, not 15600
+# => cut = [ranks if stage >= first else 1 for first in (1, 2, 3)]
 # => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
-# %%% memory: wrong, parameters first | Stage 1, 1200 numbers, 4 ranks, 2 states: a rank holds 12000 bytes, not 15600
-# 4 if stage >= first else 1 for first in (3, 2, 1) => ranks if stage >= first else 1 for first in (1, 2, 3)
+# %%% memory: wrong, on four ranks only | Stage 2, 1200 numbers, 3 ranks, 0 states: a rank holds
+# ranks if stage >= first else 1 for first in (1, 2, 3) => 4 if stage >= first else 1 for first in (3, 2, 1)
 # %% held: wrong, rounds down | each rank has 3 places
-# -     share = -(-sum(count for _, count in sizes) // ranks)  # rounded up
-# -     first, last = rank * share, (rank + 1) * share
-# -     found, start = [], 0
-# +     share = sum(count for _, count in sizes) // ranks
-# +     first, last, found, start = rank * share, (rank + 1) * share, [], 0
-# %% held: wrong, the last rank takes the rest | each rank has 3 places
-# -     share = -(-sum(count for _, count in sizes) // ranks)  # rounded up
-# -     first, last = rank * share, (rank + 1) * share
-# -     found, start = [], 0
+# => share = sum(count for _, count in sizes) // ranks
+# => first, last, found, start = rank * share, (rank + 1) * share, [], 0
+# => for name, count in sizes:
+# =>     begin, end = max(start, first), min(start + count, last)
+# =>     if begin < end:
+# =>         found.append((name, begin - start, end - start))
+# =>     start += count
+# => return found
+# %%% held: wrong, the last rank takes the rest | each rank has 3 places
+# -     share = sum(count for _, count in sizes) // ranks
+# -     first, last, found, start = rank * share, (rank + 1) * share, [], 0
 # +     total = sum(count for _, count in sizes)
 # +     share = total // ranks
 # +     first, last, found, start = rank * share, total if rank == ranks - 1 else (rank + 1) * share, [], 0
-# %% held: wrong, places in the flat vector | goes beyond the 2 numbers of bias
-# -     first, last = rank * share, (rank + 1) * share
-# -     found, start = [], 0
-# +     first, last, found, start = rank * share, (rank + 1) * share, [], 0
+# %%% held: wrong, places in the flat vector | goes beyond the 2 numbers of bias
+# sum(count for _, count in sizes) // ranks => -(-sum(count for _, count in sizes) // ranks)  # rounded up
 # begin - start, end - start => begin, end
-# %% held: wrong, leaves empty parts in | is an empty part; leave it out
-def held(sizes, ranks, rank):
-    share = -(-sum(count for _, count in sizes) // ranks)
-    first, last, found, start = rank * share, (rank + 1) * share, [], 0
-    for name, count in sizes:
-        begin, end = max(start, first), max(first, min(start + count, last))
-        found.append((name, begin - start, max(begin, end) - start))
-        start += count
-    return found
-
-
-# %% held: wrong, cuts each parameter alone | it holds [('weight', 0, 4)], not [('weight', 0, 3), ('bias', 0, 1)]
-def held(sizes, ranks, rank):
-    found = []
-    for name, count in sizes:
-        share = -(-count // ranks)
-        begin, end = min(rank * share, count), min((rank + 1) * share, count)
-        if begin < end:
-            found.append((name, begin, end))
-    return found
-
-
-# %% held: wrong, counts the padding | goes beyond the 2 numbers of bias
-def held(sizes, ranks, rank):
-    total = sum(count for _, count in sizes)
-    padded = total + -total % ranks
-    share = padded // ranks
-    first, last, found, start = rank * share, (rank + 1) * share, [], 0
-    for place, (name, count) in enumerate(sizes):
-        if place == len(sizes) - 1:
-            count += padded - total
-        begin, end = max(start, first), min(start + count, last)
-        if begin < end:
-            found.append((name, begin - start, end - start))
-        start += count
-    return found
-
-
-# %% held: wrong, the last number inclusive | this one holds 4 numbers, not 3
-# -     first, last = rank * share, (rank + 1) * share
-# -     found, start = [], 0
-# +     first, last, found, start = rank * share, (rank + 1) * share, [], 0
+# %%% held: wrong, leaves empty parts in | is an empty part; leave it out
+# sum(count for _, count in sizes) // ranks => -(-sum(count for _, count in sizes) // ranks)
+# -         begin, end = max(start, first), min(start + count, last)
+# -         if begin < end:
+# -             found.append((name, begin - start, end - start))
+# +         begin, end = max(start, first), max(first, min(start + count, last))
+# +         found.append((name, begin - start, max(begin, end) - start))
+# %%% held: wrong, counts the padding | goes beyond the 2 numbers of bias
+# -     share = sum(count for _, count in sizes) // ranks
+# +     total = sum(count for _, count in sizes)
+# +     padded = total + -total % ranks
+# +     share = padded // ranks
+# -     for name, count in sizes:
+# +     for place, (name, count) in enumerate(sizes):
+# +         if place == len(sizes) - 1:
+# +             count += padded - total
+# %%% held: wrong, the last number inclusive | this one holds 4 numbers, not 3
+# sum(count for _, count in sizes) // ranks => -(-sum(count for _, count in sizes) // ranks)  # rounded up
 # end - start => end - start - 1
+# %% held: wrong, cuts each parameter alone | it holds [('weight', 0, 4)], not [('weight', 0, 3), ('bias', 0, 1)]
+# => found = []
+# => for name, count in sizes:
+# =>     share = -(-count // ranks)
+# =>     begin, end = min(rank * share, count), min((rank + 1) * share, count)
+# =>     if begin < end:
+# =>         found.append((name, begin, end))
+# => return found
 # %% held: wrong, the sum of all | A list of (name, begin, end) is wanted
 # => share = -(-sum(count for _, count in sizes) // ranks)
 # => return rank * share, (rank + 1) * share
@@ -149,7 +133,20 @@ def zero3(layers, x, loss_gradient):
 # =>     x = layer.forward(x, layer.gather())
 # =>     layer.free()
 # => return loss_gradient(x)
-# %% zero3: wrong, backward in the order of forward | Layer 0 takes inputs of width 3
+# %% zero3: wrong, never frees | numbers were gathered at the same time
+def zero3(layers, x, loss_gradient):
+    weights, inputs = [layer.gather() for layer in layers], []
+    for layer, weight in zip(layers, weights):
+        inputs.append(x)
+        x = layer.forward(x, weight)
+    gradient = loss_gradient(x)
+    for layer, x, weight in zip(reversed(layers), reversed(inputs), reversed(weights)):
+        gradient, of_weight = layer.backward(x, weight, gradient)
+        layer.reduce_scatter(of_weight)
+        layer.free()
+
+
+# %% zero3: wrong, does not free in backward | numbers were gathered at the same time
 def zero3(layers, x, loss_gradient):
     inputs = []
     for layer in layers:
@@ -157,55 +154,55 @@ def zero3(layers, x, loss_gradient):
         x = layer.forward(x, layer.gather())
         layer.free()
     gradient = loss_gradient(x)
-    for layer, x in zip(layers, inputs):
+    for layer, x in zip(reversed(layers), reversed(inputs)):
+        gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+        layer.reduce_scatter(of_weight)
+
+
+# %%% zero3: wrong, the last layer stays gathered | is still gathered
+# -         layer.reduce_scatter(of_weight)
+# +         layer.reduce_scatter(of_weight)
+# +         if layer is not layers[0]:
+# +             layer.free()
+# %%% zero3: wrong, hands gradients on at the end | numbers of whole gradients were there at the same time
+# inputs = => inputs, gradients = [],
+# -         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+# +         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
+# +         gradients.append(of_weight)
+# +         layer.free()
+# +     for layer, of_weight in zip(reversed(layers), gradients):
+# %% zero3: wrong, turns the list of layers round | the list `layers` has changed
+def zero3(layers, x, loss_gradient):
+    inputs = []
+    for layer in layers:
+        inputs.append(x)
+        x = layer.forward(x, layer.gather())
+        layer.free()
+    gradient = loss_gradient(x)
+    layers.reverse()
+    for layer, x in zip(layers, reversed(inputs)):
         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
         layer.reduce_scatter(of_weight)
         layer.free()
 
 
-# %%% zero3: wrong, never frees | numbers were gathered at the same time
-# inputs = => weights, inputs = [layer.gather() for layer in layers],
-# layer in layers: => layer, weight in zip(layers, weights):
-# -         x = layer.forward(x, layer.gather())
-# -         layer.free()
-# +         x = layer.forward(x, weight)
-# x in zip(layers, inputs) => x, weight in zip(reversed(layers), reversed(inputs), reversed(weights))
-# layer.gather(), => weight,
-# %%% zero3: wrong, the last layer stays gathered | is still gathered
-# layers, inputs => reversed(layers), reversed(inputs)
-# -         layer.reduce_scatter(of_weight)
-# -         layer.free()
-# +         layer.reduce_scatter(of_weight)
-# +         if layer is not layers[0]:
-# +             layer.free()
-# %%% zero3: wrong, does not free in backward | numbers were gathered at the same time
-# layers, inputs => reversed(layers), reversed(inputs)
-# -         layer.reduce_scatter(of_weight)
-# -         layer.free()
-# +         layer.reduce_scatter(of_weight)
-# %%% zero3: wrong, hands gradients on at the end | numbers of whole gradients were there at the same time
-# inputs = => inputs, gradients = [],
-# layers, inputs => reversed(layers), reversed(inputs)
-# -         layer.reduce_scatter(of_weight)
-# -         layer.free()
-# +         gradients.append(of_weight)
-# +         layer.free()
-# +     for layer, of_weight in zip(reversed(layers), gradients):
-# +         layer.reduce_scatter(of_weight)
-# %%% zero3: wrong, turns the list of layers round | the list `layers` has changed
-# -     for layer, x in zip(layers, inputs):
-# +     layers.reverse()
-# +     for layer, x in zip(layers, reversed(inputs)):
+# %%% zero3: wrong, backward in the order of forward | Layer 0 takes inputs of width 3
+# -     layers.reverse()
+# -     for layer, x in zip(layers, reversed(inputs)):
+# +     for layer, x in zip(layers, inputs):
 # %%% zero3: wrong, keeps outputs in place of inputs | Layer 1 takes inputs of width 4
 # inputs = => outputs =
 # -         inputs.append(x)
 # -         x = layer.forward(x, layer.gather())
 # +         x = layer.forward(x, layer.gather())
 # +         outputs.append(x)
-# layers, inputs => reversed(layers), reversed(outputs)
+# -     layers.reverse()
+# -     for layer, x in zip(layers, reversed(inputs)):
+# +     for layer, x in zip(reversed(layers), reversed(outputs)):
 # %%% zero3: wrong, the same gradient for all layers | Layer 0 takes inputs of width 3
 # -     gradient = loss_gradient(x)
-# -     for layer, x in zip(layers, inputs):
+# -     layers.reverse()
+# -     for layer, x in zip(layers, reversed(inputs)):
 # -         gradient, of_weight = layer.backward(x, layer.gather(), gradient)
 # +     for layer, x_in in zip(reversed(layers), reversed(inputs)):
 # +         _, of_weight = layer.backward(x_in, layer.gather(), loss_gradient(x))

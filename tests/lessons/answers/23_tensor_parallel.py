@@ -46,22 +46,6 @@
 # +             total = gradient.clone()
 # +             all_reduce(total)
 # +             return total
-# %% copy_and_add: wrong, the gradient of one rank | is that of one rank alone
-def copy_and_add(all_reduce):
-    class Add(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            total = x.clone()
-            all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
-    return lambda x: x * 1, Add.apply
-
-
 # %% copy_and_add: wrong, writes into its argument | the second function has changed its argument
 # -             total = x.clone()
 # -             all_reduce(total)
@@ -85,29 +69,41 @@ def copy_and_add(all_reduce):
     return Copy, Copy
 
 
-# %%% copy_and_add: wrong, hidden from autograd | autograd has not seen it
-# -     return Copy, Copy
-# +         @staticmethod
-# +         def backward(ctx, gradient):
-# +             total = gradient.clone()
+# %% copy_and_add: wrong, only one of them | It should return two functions
+def copy_and_add(all_reduce):
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            all_reduce(total)
+            return total
+
+    return Copy.apply
+
+
+# %%% copy_and_add: wrong, the gradient of one rank | is that of one rank alone
+# class Copy => class Add
+# -             return x.view_as(x)
+# +             total = x.clone()
 # +             all_reduce(total)
 # +             return total
-# +
+# -             total = gradient.clone()
+# -             all_reduce(total)
+# -             return total
+# +             return gradient
+# Copy => lambda x: x * 1, Add
+# %%% copy_and_add: wrong, hidden from autograd | autograd has not seen it
+# -     return Copy.apply
 # +     def add(x):
 # +         total = x.detach().clone()
 # +         all_reduce(total)
 # +         return total
 # +
 # +     return Copy.apply, add
-# %%% copy_and_add: wrong, only one of them | It should return two functions
-# -     return Copy, Copy
-# +         @staticmethod
-# +         def backward(ctx, gradient):
-# +             total = gradient.clone()
-# +             all_reduce(total)
-# +             return total
-# +
-# +     return Copy.apply
 # %% copy_and_add: wrong, the mean | is the mean over the ranks
 # -             return total
 # -
@@ -135,17 +131,14 @@ def copy_and_add(all_reduce):
 # +             all_reduce(gradient.clone())
 # +             return gradient
 # %% vocabulary_loss: wrong, the softmax of one rank | in one process
-def vocabulary_loss(scores, targets, first, all_reduce):
-    mine = (targets >= first) & (targets < first + scores.shape[1])
-    place = (targets - first).clamp(0, scores.shape[1] - 1)
-    rows = torch.arange(len(targets))
-    loss = ((scores.logsumexp(1) - scores[rows, place]) * mine).sum()
-    all_reduce(loss)
-    gradient = scores.softmax(1)
-    gradient[rows, place] -= mine.to(gradient.dtype)
-    return loss / len(targets), gradient / len(targets)
-
-
+# => mine = (targets >= first) & (targets < first + scores.shape[1])
+# => place = (targets - first).clamp(0, scores.shape[1] - 1)
+# => rows = torch.arange(len(targets))
+# => loss = ((scores.logsumexp(1) - scores[rows, place]) * mine).sum()
+# => all_reduce(loss)
+# => gradient = scores.softmax(1)
+# => gradient[rows, place] -= mine.to(gradient.dtype)
+# => return loss / len(targets), gradient / len(targets)
 # %% vocabulary_loss: wrong, sends all scores | Three for each token are enough
 def vocabulary_loss(scores, targets, first, all_reduce):
     words = torch.tensor([first + scores.shape[1]])
@@ -159,10 +152,10 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     return loss.detach(), whole.grad[:, first : first + scores.shape[1]]
 
 
-# %% vocabulary_loss: wrong, the largest score is never below zero | all scores near -1000
+# %% vocabulary_loss: wrong, one is taken away on all ranks | right loss, but the gradient
 def vocabulary_loss(scores, targets, first, all_reduce):
     rows = torch.arange(len(targets))
-    largest = scores.amax(1).clamp(min=0)
+    largest = scores.amax(1)
     all_reduce(largest, "max")
     exps = (scores - largest[:, None]).exp()
     sums = exps.sum(1)
@@ -172,49 +165,47 @@ def vocabulary_loss(scores, targets, first, all_reduce):
     aimed = scores[rows, place] * mine
     all_reduce(aimed)
     gradient = exps / sums[:, None]
-    gradient[rows, place] -= mine.to(gradient.dtype)
+    gradient[rows, place] -= 1
     return (sums.log() + largest - aimed).mean(), gradient / len(targets)
 
 
+# %%% vocabulary_loss: wrong, the largest score is never below zero | all scores near -1000
+# amax(1) => amax(1).clamp(min=0)
+# = 1 => = mine.to(gradient.dtype)
 # %%% vocabulary_loss: wrong, one token loses its dimension | one token
-# (1).clamp(min=0) => (1)
+# = 1 => = mine.to(gradient.dtype)
 # gradient / len(targets) => (gradient / len(targets)).squeeze(0)
 # %%% vocabulary_loss: wrong, without the largest score | exp of a large score is infinite
-# -     largest = scores.amax(1).clamp(min=0)
+# -     largest = scores.amax(1)
 # -     all_reduce(largest, "max")
 # -     exps = (scores - largest[:, None]).exp()
 # +     exps = scores.exp()
+# = 1 => = mine.to(gradient.dtype)
 # () + largest - => () -
 # %%% vocabulary_loss: wrong, each rank takes away its own largest | in one process
-# -     largest = scores.amax(1).clamp(min=0)
 # -     all_reduce(largest, "max")
-# +     largest = scores.amax(1)
+# = 1 => = mine.to(gradient.dtype)
 # %%% vocabulary_loss: wrong, the sum over tokens | is the sum over tokens, not the mean
-# (1).clamp(min=0) => (1)
+# = 1 => = mine.to(gradient.dtype)
 # mean(), gradient / len(targets) => sum(), gradient
 # %%% vocabulary_loss: wrong, every rank believes the target is its own | in one process
-# (1).clamp(min=0) => (1)
 # -     mine = (targets >= first) & (targets < first + scores.shape[1])
 # [rows, place] * mine => [rows, place]
-# mine.to(gradient.dtype) => 1
-# %%% vocabulary_loss: wrong, one is taken away on all ranks | right loss, but the gradient
-# (1).clamp(min=0) => (1)
-# mine.to(gradient.dtype) => 1
 # %%% vocabulary_loss: wrong, changes the scores | have changed
-# (1).clamp(min=0) => (1)
 # -     exps = (scores - largest[:, None]).exp()
 # +     scores -= largest[:, None]
 # +     exps = scores.exp()
+# = 1 => = mine.to(gradient.dtype)
 # () + largest - => () -
 # %%% vocabulary_loss: wrong, only ranks with a target take part | for ever; others have returned already
-# (1).clamp(min=0) => (1)
 # -     all_reduce(aimed)
 # +     if first == 0:
 # +         all_reduce(aimed)
+# = 1 => = mine.to(gradient.dtype)
 # %%% vocabulary_loss: wrong, a fourth message tells how many tokens there are | Three for each token are enough
 # - def vocabulary_loss(scores, targets, first, all_reduce):
 # + def vocabulary_loss(scores, targets, first, all_reduce):
 # +     tokens = torch.tensor([float(len(targets))])
 # +     all_reduce(tokens, "max")
-# (1).clamp(min=0) => (1)
+# = 1 => = mine.to(gradient.dtype)
 # mean(), gradient / len(targets) => sum() / tokens, gradient / tokens

@@ -55,17 +55,14 @@
 # %% most_kept: wrong, the number of workers | keeps 3 at most; you say 2
 # => return 2
 # %% most_kept: wrong, takes micro-batches to be in order | 3B0 3B1 keeps 3 at most; you say
-def most_kept(ops):
-    forward = backward = most = 0
-    for op in ops:
-        if "F" in op:
-            forward = int(op.split("F")[1]) + 1
-        else:
-            backward = int(op.split("B")[1]) + 1
-        most = max(most, forward - backward)
-    return most
-
-
+# => forward = backward = most = 0
+# => for op in ops:
+# =>     if "F" in op:
+# =>         forward = int(op.split("F")[1]) + 1
+# =>     else:
+# =>         backward = int(op.split("B")[1]) + 1
+# =>     most = max(most, forward - backward)
+# => return most
 # %% most_kept: wrong, empties the list | The list `ops` has changed
 # for op in => while
 # op else - => ops.pop(0) else -
@@ -78,14 +75,11 @@ def most_kept(ops):
 # %% one_f_one_b: wrong, micro-batches that do not exist | with 2 micro-batches the list is 0F0 0F1 0B0 0B1
 # min(workers - worker, microbatches) => workers - worker
 # %% one_f_one_b: wrong, forgets to drain | the list is
-def one_f_one_b(worker, workers, microbatches):
-    first = min(workers - worker, microbatches)
-    ops = [f"{worker}F{i}" for i in range(first)]
-    for i in range(microbatches - first):
-        ops += [f"{worker}B{i}", f"{worker}F{first + i}"]
-    return ops
-
-
+# => first = min(workers - worker, microbatches)
+# => ops = [f"{worker}F{i}" for i in range(first)]
+# => for i in range(microbatches - first):
+# =>     ops += [f"{worker}B{i}", f"{worker}F{first + i}"]
+# => return ops
 # %% one_f_one_b: wrong, one forward too few at the beginning | the list is
 # workers - worker => workers - worker - 1
 # %% one_f_one_b: wrong, the last micro-batch first on the way back | the list is

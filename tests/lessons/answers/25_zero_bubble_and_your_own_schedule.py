@@ -17,16 +17,13 @@
 # -         halves += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
 # +         halves += [f"{word[0]}I{word[2]}", f"{word[0]}W{word[2]}"] if word[1] == "B" else [word]
 # %% in_halves: wrong, changes the list | has changed the list
-def in_halves(words):
-    place = 0
-    while place < len(words):
-        if "B" in words[place]:
-            words.insert(place + 1, words[place].replace("B", "W"))
-            words[place] = words[place].replace("B", "I")
-        place += 1
-    return words
-
-
+# => place = 0
+# => while place < len(words):
+# =>     if "B" in words[place]:
+# =>         words.insert(place + 1, words[place].replace("B", "W"))
+# =>         words[place] = words[place].replace("B", "I")
+# =>     place += 1
+# => return words
 # %% in_halves: wrong, a generator | A list of texts is wanted
 # => return (word.replace("B", half) for word in words for half in ("IW" if "B" in word else "F"))
 # %% in_halves: wrong, takes the first stage for all | should become
@@ -77,13 +74,13 @@ mine = [
 # %% zero_bubble: wrong, all weights at the end | are allowed
 # => words = str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
 # => return [word.replace("B", "I") for word in words] + [word.replace("B", "W") for word in words if "B" in word]
-# %% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
+# %% zero_bubble: wrong, always the first worker | it was refused
 # => words = []
-# => for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+# => for word in str(schedule("1f1b", workers, microbatches)).splitlines()[0].split():
 # =>     words += [word.replace("B", "I"), word.replace("B", "W")] if "B" in word else [word]
 # => return words
-# %%% zero_bubble: wrong, always the first worker | it was refused
-# [worker] => [0]
+# %%% zero_bubble: wrong, 1F1B in halves | takes 14 units; 13 are enough
+# 0 => worker
 # %% zero_bubble: wrong, the schedule of two workers and four micro-batches | it was refused
 # => return ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3"][
 # =>     worker % 2
@@ -92,31 +89,25 @@ mine = [
 # => return str(schedule("1f1b", workers, microbatches)).splitlines()[worker]
 # %% zero_bubble: wrong, 1F1B | takes 15 units; 13 are enough
 # => return str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
-# %% zero_bubble: wrong, forgets the weights that are left | is missing
-def zero_bubble(worker, workers, microbatches):
-    words, saved = [], []
-    for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
-        words.append(word.replace("B", "I"))
-        if "B" in word:
-            saved.append(word.replace("B", "W"))
-            if len(saved) > worker:
-                words.append(saved.pop(0))
-    return words
-
-
+# %% zero_bubble: wrong, one micro-batch later on each worker | are allowed
+# => words, saved = [], []
+# => for word in str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split():
+# =>     words.append(word.replace("B", "I"))
+# =>     if "B" in word:
+# =>         saved.append(word.replace("B", "W"))
+# =>         if len(saved) > 1:
+# =>             words.append(saved.pop(0))
+# => return words + saved
+# %%% zero_bubble: wrong, forgets the weights that are left | is missing
+# 1: => worker:
+# words + saved => words
 # %%% zero_bubble: wrong, one delay too many | are allowed
-# worker: => worker + 1:
-# return words => return words + saved
+# 1: => worker + 1:
 # %%% zero_bubble: wrong, the first worker delays most | are allowed
-# -             if len(saved) > worker:
+# -             if len(saved) > 1:
 # -                 words.append(saved.pop(0))
-# -     return words
 # +         if len(saved) > workers - 1 - worker:
 # +             words.append(saved.pop(0))
-# +     return words + saved
-# %%% zero_bubble: wrong, one micro-batch later on each worker | are allowed
-# worker: => 1:
-# return words => return words + saved
 # %% zero_bubble: wrong, numbers of one digit | For 2 workers and 12 micro-batches
 # word.replace("B", "I") => f"{word[0]}I{word[2]}"
 # word.replace("B", "W") => f"{word[0]}W{word[2]}"

@@ -146,7 +146,7 @@ def recomputed(run, x):
 # +             run(x)
 # +             torch.set_rng_state(ctx.state)
 # +             return run(x)  # within a Function autograd is off
-# %% plan: wrong, the cheapest first until it fits | are enough
+# %% plan: wrong, the most bytes for a second first | are enough
 def plan(layers, budget):
     def most(again):
         held, largest = 0, 0
@@ -156,15 +156,15 @@ def plan(layers, budget):
         return largest
 
     again = set()
-    for number in sorted(range(len(layers)), key=lambda i: layers[i][2]):
+    for number in sorted(range(len(layers)), key=lambda i: (layers[i][1] - layers[i][0]) / (layers[i][2] or 1e-9)):
         if most(again) <= budget:
             return again
         again.add(number)
     return again if most(again) <= budget else None
 
 
-# %%% plan: wrong, the most bytes for a second first | are enough
-# layers[i][2] => (layers[i][1] - layers[i][0]) / (layers[i][2] or 1e-9)
+# %%% plan: wrong, the cheapest first until it fits | are enough
+# (layers[i][1] - layers[i][0]) / (layers[i][2] or 1e-9) => layers[i][2]
 # %% plan: wrong, only the end of forward counts | so the answer is None
 def plan(layers, budget):
     import itertools

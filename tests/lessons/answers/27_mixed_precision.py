@@ -4,27 +4,27 @@
 # => return round(value, bits)
 # %% rounded: wrong, the spacing of numbers from 1 to 2 | with 3 bits
 # => return round(value * 2**bits) / 2**bits
-# %% rounded: wrong, a half always goes up | equally near
+# %% rounded: wrong, cuts the bits off | is nearer
 def rounded(value, bits):
     import math
 
     spacing = 2.0 ** (math.frexp(value)[1] - 1 - bits)
-    return math.floor(value / spacing + 0.5) * spacing
+    return int(value / spacing) * spacing
 
 
+# %%% rounded: wrong, a half always goes up | equally near
+# int(value / spacing) => math.floor(value / spacing + 0.5)
 # %%% rounded: wrong, loses the sign | is nearer
-# math.floor(value / spacing + 0.5) => round(abs(value) / spacing)
-# %%% rounded: wrong, cuts the bits off | is nearer
-# math.floor(value / spacing + 0.5) => int(value / spacing)
+# int(value / spacing) => round(abs(value) / spacing)
 # %%% rounded: wrong, one bit too many | cannot be written with so few bits
 # 1 - => 2 -
-# math.floor(value / spacing + 0.5) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
+# int(value / spacing) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
 # %%% rounded: wrong, one bit too few | is nearer
 # 1 - bits => bits
-# math.floor(value / spacing + 0.5) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
+# int(value / spacing) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
 # %%% rounded: wrong, a logarithm of zero | raised ValueError
 # frexp(value)[1] - 1 => floor(math.log2(abs(value)))
-# math.floor(value / spacing + 0.5) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
+# int(value / spacing) * spacing => round(value / spacing) * spacing  # round takes the even one of a tie
 # %% rounded: wrong, by float32 | is nearer
 # -     return round(value / spacing) * spacing  # round takes the even one of a tie
 # +     return (torch.tensor(value) / spacing).round().item() * spacing
@@ -77,17 +77,6 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     return True, scale, clean + 1
 
 
-# %%% scaled_step: wrong, looks at its own gradients only | and the other rank does not
-# -     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
-# -     all_reduce(flag, "max")
-# -     if flag.item():
-# +     if not all(bool(g.isfinite().all()) for g in gradients):
-# %%% scaled_step: wrong, only the rank with a fault calls | for ever; others have returned already
-# -     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
-# -     all_reduce(flag, "max")
-# -     if flag.item():
-# +     if not all(bool(g.isfinite().all()) for g in gradients):
-# +         all_reduce(torch.ones(1), "max")
 # %%% scaled_step: wrong, does not divide | not those of the loss
 # any(bool(g.isinf().any()) for g in gradients) => not all(bool(g.isfinite().all()) for g in gradients)
 # -     for g in gradients:
@@ -101,13 +90,6 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
 # %%% scaled_step: wrong, a skipped step keeps the count | the count of clean steps on rank 0 is 1 afterwards
 # any(bool(g.isinf().any()) for g in gradients) => not all(bool(g.isfinite().all()) for g in gradients)
 # / 2, 0 => / 2, clean
-# %%% scaled_step: wrong, adds up all gradients to see it | one flag is enough
-# -     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
-# -     all_reduce(flag, "max")
-# -     if flag.item():
-# +     total = torch.cat([g.flatten() for g in gradients])
-# +     all_reduce(total)
-# +     if not bool(total.isfinite().all()):
 # %%% scaled_step: wrong, other tensors in the list | Divide them in place
 # -     flag = torch.tensor([float(any(bool(g.isinf().any()) for g in gradients))])
 # +     flag = torch.tensor([0.0 if all(bool(gradient.isfinite().all()) for gradient in gradients) else 1.0])
@@ -121,6 +103,23 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
 # -     return True, scale, clean + 1
 # +     clean += 1
 # +     return True, scale * 2 if clean % interval == 0 else scale, clean
+# %% scaled_step: wrong, only the rank with a fault calls | for ever; others have returned already
+# => if not all(bool(g.isfinite().all()) for g in gradients):
+# =>     all_reduce(torch.ones(1), "max")
+# =>     return False, scale / 2, 0
+# => for g in gradients:
+# =>     g /= scale
+# => if clean + 1 == interval:
+# =>     return True, scale * 2, 0
+# => return True, scale, clean + 1
+# %%% scaled_step: wrong, looks at its own gradients only | and the other rank does not
+# -         all_reduce(torch.ones(1), "max")
+# %%% scaled_step: wrong, adds up all gradients to see it | one flag is enough
+# -     if not all(bool(g.isfinite().all()) for g in gradients):
+# -         all_reduce(torch.ones(1), "max")
+# +     total = torch.cat([g.flatten() for g in gradients])
+# +     all_reduce(total)
+# +     if not bool(total.isfinite().all()):
 # %% scaled_step: wrong, divides by the next scale | not those of the loss
 def scaled_step(gradients, scale, clean, interval, all_reduce):
     flag = torch.tensor([float(not all(bool(g.isfinite().all()) for g in gradients))])

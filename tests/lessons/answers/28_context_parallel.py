@@ -1,26 +1,26 @@
 # %% merge: wrong, totals that count from different scores | added up as they are
 # => total = a[2] + b[2]
 # => return (a[0] * a[2] + b[0] * b[2]) / total, torch.maximum(a[1], b[1]), total
-# %% merge: wrong, takes the outs for sums | divided by its own total
-# => largest = torch.maximum(a[1], b[1])
-# => shrink_a, shrink_b = (a[1] - largest).exp(), (b[1] - largest).exp()
-# => total = a[2] * shrink_a + b[2] * shrink_b
-# => return (a[0] * shrink_a + b[0] * shrink_b) / total, largest, total
-# %%% merge: wrong, exp of the scores themselves | has nan
-# shrink_a, shrink_b = (a[1] - largest).exp(), => total = a[2] * (a[1] - largest).exp() + b[2] *
-# total = a[2] * shrink_a + b[2] * shrink_b => weight_a, weight_b = a[2] * a[1].exp(), b[2] * b[1].exp()
-# (a[0] * shrink_a + b[0] * shrink_b) / total => (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b)
-# %% merge: wrong, the sum of both | the sum of both outs
+# %% merge: wrong, exp of the scores themselves | has nan
 # => largest = torch.maximum(a[1], b[1])
 # => total = a[2] * (a[1] - largest).exp() + b[2] * (b[1] - largest).exp()
-# => return a[0] + b[0], largest, total
+# => weight_a, weight_b = a[2] * a[1].exp(), b[2] * b[1].exp()
+# => return (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b), largest, total
+# %%% merge: wrong, takes the outs for sums | divided by its own total
+# total = a[2] * (a[1] - largest).exp() + b[2] * => shrink_a, shrink_b = (a[1] - largest).exp(),
+# weight_a, weight_b = a[2] * a[1].exp(), b[2] * b[1].exp() => total = a[2] * shrink_a + b[2] * shrink_b
+# (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b) => (a[0] * shrink_a + b[0] * shrink_b) / total
+# %% merge: wrong, the mean of both | the mean of both outs
+# => largest = torch.maximum(a[1], b[1])
+# => total = a[2] * (a[1] - largest).exp() + b[2] * (b[1] - largest).exp()
+# => return (a[0] + b[0]) / 2, largest, total
+# %%% merge: wrong, the sum of both | the sum of both outs
+# (a[0] + b[0]) / 2 => a[0] + b[0]
 # %%% merge: wrong, weights not corrected | divided by its own total
-# a[0] + b[0] => (a[0] * a[2] + b[0] * b[2]) / (a[2] + b[2])
+# (a[0] + b[0]) / 2 => (a[0] * a[2] + b[0] * b[2]) / (a[2] + b[2])
 # %%% merge: wrong, the out alone | three tensors
 # total = a[2] * (a[1] - largest).exp() + => weight_a, weight_b = a[2] * (a[1] - largest).exp(),
-# a[0] + b[0], largest, total => (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b)
-# %%% merge: wrong, the mean of both | the mean of both outs
-# a[0] + b[0] => (a[0] + b[0]) / 2
+# (a[0] + b[0]) / 2, largest, total => (a[0] * weight_a + b[0] * weight_b) / (weight_a + weight_b)
 # %% merge: wrong, one largest score for all queries | the larger one of the two, for each query
 # => largest = torch.maximum(a[1].max(), b[1].max()).expand_as(a[1])
 # => weight_a, weight_b = a[2] * (a[1] - largest).exp(), b[2] * (b[1] - largest).exp()
@@ -58,22 +58,22 @@ def merge(a, b):
 # => return (((rank - step) % size, "some") for step in range(size))
 # %% timetable: wrong, slices alone | is a pair
 # => return [(rank - step) % size for step in range(size)]
-# %% timetable: wrong, numbers below 0 | there is no slice with a number below 0
-# => slices = [rank - step for step in range(size)]
+# %% timetable: wrong, without the last step | the ring has 4 steps
+# => slices = [(rank - step) % size for step in range(size - 1)]
 # => return [(there, "some" if there == rank else "all" if there < rank else "none") for there in slices]
+# %%% timetable: wrong, numbers below 0 | there is no slice with a number below 0
+# (rank - step) % size for step in range(size - 1) => rank - step for step in range(size)
 # %%% timetable: wrong, right for four ranks only | there is no slice with a number below 0
-# rank - => (rank - step) % 4 if size == 4 else rank -
+# size for step in range(size - 1) => 4 if size == 4 else rank - step for step in range(size)
 # %%% timetable: wrong, from the next rank | They come from the one before
-# rank - step => (rank + step) % size
+# (rank - step) % size for step in range(size - 1) => (rank + step) % size for step in range(size)
 # %%% timetable: wrong, begins after the first pass | in step 0 it has its own slice
-# rank - step for step in range(size) => (rank - step) % size for step in range(1, size + 1)
-# %%% timetable: wrong, without the last step | the ring has 4 steps
-# rank - step for step in range(size) => (rank - step) % size for step in range(size - 1)
-# %% timetable: wrong, all of its own slice | they do not see 'all'
+# size - => 1, size +
+# %% timetable: wrong, sees what lies ahead | they do not see 'all'
 # => slices = [(rank - step) % size for step in range(size)]
-# => return [(there, "all" if there <= rank else "none") for there in slices]
-# %%% timetable: wrong, sees what lies ahead | they do not see 'all'
-# "all" if there <= => "some" if there == rank else "all" if there >
+# => return [(there, "some" if there == rank else "all" if there > rank else "none") for there in slices]
+# %%% timetable: wrong, all of its own slice | they do not see 'all'
+# "some" if there == rank else "all" if there > => "all" if there <=
 # %% ring_time: wrong, waits only at the end | they meet after each step
 # => everywhere = [place for each in places for place in each]
 # => return max(sum(key <= query for query in each for key in everywhere) for each in places)
@@ -85,30 +85,24 @@ def merge(a, b):
 # => return sum(key <= query for query in everywhere for key in everywhere) / len(places)
 # %% ring_time: wrong, also what lies ahead | a query sees no key that is ahead of it
 # => return sum(len(each) ** 2 for each in places)
-# %% ring_time: wrong, without a query's own place | its own place
-def ring_time(places):
-    size = len(places)
-    return sum(
-        max(sum(k < q for q in places[rank] for k in places[(rank - step) % size]) for rank in range(size))
-        for step in range(size)
-    )
-
-
-# %%% ring_time: wrong, without the first step | leaves out step 0
-# < q => <= q
-# step in range(size) => step in range(1, size)
+# %% ring_time: wrong, without the first step | leaves out step 0
+# => size = len(places)
+# => return sum(
+# =>     max(sum(k <= q for q in places[rank] for k in places[(rank - step) % size]) for rank in range(size))
+# =>     for step in range(1, size)
+# => )
+# %%% ring_time: wrong, without a query's own place | its own place
+# <= q => < q
+# 1, size => size
 # %% ring_time: wrong, takes the slices to be in order | the steps take
 # => size, wide = len(places), len(places[0])
 # => return wide * (wide + 1) // 2 + (size - 1) * wide**2
 # %% ring_time: wrong, a list of steps | A number is wanted
-def ring_time(places):
-    size = len(places)
-    return [
-        max(sum(k <= q for q in places[rank] for k in places[(rank - step) % size]) for rank in range(size))
-        for step in range(size)
-    ]
-
-
+# => size = len(places)
+# => return [
+# =>     max(sum(k <= q for q in places[rank] for k in places[(rank - step) % size]) for rank in range(size))
+# =>     for step in range(size)
+# => ]
 # %% ring_time: wrong, as many places on each rank as on the first | raised IndexError
 # time = len(places) => wide, time = len(places), len(places[0])
 # key <= query for query in => keys[k] <=
@@ -118,11 +112,11 @@ def ring_time(places):
 # +     for each in places:
 # +         each.sort()
 # +     for step in range(size):
-# %% zigzag: wrong, two chunks from the front | it has the chunks
+# %% zigzag: wrong, counts the last chunk from one | places that are not there
 # => wide = length // (2 * size)
-# => return [place for chunk in (rank, rank + size) for place in range(chunk * wide, (chunk + 1) * wide)]
-# %%% zigzag: wrong, counts the last chunk from one | places that are not there
-# rank + size => 2 * size - rank
+# => return [place for chunk in (rank, 2 * size - rank) for place in range(chunk * wide, (chunk + 1) * wide)]
+# %%% zigzag: wrong, two chunks from the front | it has the chunks
+# 2 * size - rank => rank + size
 # %% zigzag: wrong, ranges instead of places | a list of numbers
 # => wide = length // (2 * size)
 # => last = 2 * size - 1 - rank

@@ -3,37 +3,36 @@
 # %% splits: wrong, tensors | takes lists of numbers
 # => table = torch.tensor(counts).view(len(counts), len(counts), -1).sum(2)
 # => return table[rank], table[:, rank]
-# %% splits: wrong, experts dealt like cards | deals the experts like cards
-# => ranks = len(counts)
-# => table = [[sum(row[to::ranks]) for to in range(ranks)] for row in counts]
-# => return table[rank], [row[rank] for row in table]
-# %%% splits: wrong, what it sends alone | a pair of lists
-# table = [[sum(row[to::ranks]) for to in range(ranks)] for row in counts] => share = len(counts[0]) // ranks
-# table[rank], [row[rank] for row in table] => [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
-# %% splits: wrong, all in one sum | lists of numbers
+# %% splits: wrong, what it sends alone | a pair of lists
 # => ranks = len(counts)
 # => share = len(counts[0]) // ranks
-# => return sum(counts[rank]), sum(sum(row[rank * share : (rank + 1) * share]) for row in counts)
+# => return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
+# %%% splits: wrong, experts dealt like cards | deals the experts like cards
+# share = len(counts[0]) // ranks => table = [[sum(row[to::ranks]) for to in range(ranks)] for row in counts]
+# [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)] => table[rank], [row[rank] for row in table]
+# %%% splits: wrong, all in one sum | lists of numbers
+# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
+# +     return sum(counts[rank]), sum(sum(row[rank * share : (rank + 1) * share]) for row in counts)
 # %%% splits: wrong, gets what it sends | it gets
-# -     return sum(counts[rank]), sum(sum(row[rank * share : (rank + 1) * share]) for row in counts)
+# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
 # +     sent = [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
 # +     return sent, list(sent)
 # %%% splits: wrong, one expert of each rank | each has 2
-# -     return sum(counts[rank]), sum(sum(row[rank * share : (rank + 1) * share]) for row in counts)
+# -     return [sum(counts[rank][to * share : (to + 1) * share]) for to in range(ranks)]
 # +     return [counts[rank][to * share] for to in range(ranks)], [row[rank * share] for row in counts]
-# %% splits: wrong, for one or two experts of each rank | it sends [5, 10], not [4, 7]
+# %% splits: wrong, the wrong way round | the wrong way round
 # => ranks = len(counts)
 # => share = len(counts[0]) // ranks
-# => table = [[row[to * share] + (row[to * share + 1] if share > 1 else 0) for to in range(ranks)] for row in counts]
-# => return table[rank], [row[rank] for row in table]
-# %%% splits: wrong, the wrong way round | the wrong way round
-# row[to * share] + (row[to * share + 1] if share > 1 else 0) => sum(row[to * share : (to + 1) * share])
-# table[rank], [row[rank] for row in table] => [row[rank] for row in table], table[rank]
+# => table = [[sum(row[to * share : (to + 1) * share]) for to in range(ranks)] for row in counts]
+# => return [row[rank] for row in table], table[rank]
+# %%% splits: wrong, for one or two experts of each rank | it sends [5, 10], not [4, 7]
+# sum(row[to * share : (to + 1) * share]) => row[to * share] + (row[to * share + 1] if share > 1 else 0)
+# [row[rank] for row in table], table[rank] => table[rank], [row[rank] for row in table]
 # %%% splits: wrong, nothing to itself | also goes through the all-to-all
-# -     table = [[row[to * share] + (row[to * share + 1] if share > 1 else 0) for to in range(ranks)] for row in counts]
-# +     table = [[sum(row[to * share : (to + 1) * share]) for to in range(ranks)] for row in counts]
+# -     return [row[rank] for row in table], table[rank]
 # +     for number in range(ranks):
 # +         table[number][number] = 0
+# +     return table[rank], [row[rank] for row in table]
 # %% order_of: wrong, the order once more | It is `order` once more
 # order.argsort() => order
 # %% order_of: wrong, backwards | are the tokens
@@ -58,14 +57,11 @@
 # %% order_of: wrong, the other sort that may mix equal numbers | should stay in their order
 # order = chosen.argsort(stable=True) => order = torch.sort(chosen).indices
 # %% order_of: wrong, an inverse of floats | `inverse` is a tensor of float32
-def order_of(chosen):
-    order = chosen.argsort(stable=True)
-    inverse = torch.zeros(len(order))
-    for place, token in enumerate(order.tolist()):
-        inverse[token] = place
-    return order, inverse
-
-
+# => order = chosen.argsort(stable=True)
+# => inverse = torch.zeros(len(order))
+# => for place, token in enumerate(order.tolist()):
+# =>     inverse[token] = place
+# => return order, inverse
 # %% order_of: wrong, columns | should have the shape (8,), and has (8, 1)
 # => order = chosen.argsort(stable=True)[:, None]
 # => return order, order.argsort(0)
@@ -102,14 +98,11 @@ def order_of(chosen):
 # +         kept.append(taken[expert] < capacity)
 # kept[-1] => 1
 # %% combine: wrong, the second replaces the first | has replaced the first
-def combine(answers, token, weight, count):
-    sums = weight.new_zeros(count).index_add(0, token, weight)
-    result = answers.new_zeros(count, answers.shape[1])
-    for row, number in enumerate(token.tolist()):
-        result[number] = weight[row] / sums[number] * answers[row]
-    return result
-
-
+# => sums = weight.new_zeros(count).index_add(0, token, weight)
+# => result = answers.new_zeros(count, answers.shape[1])
+# => for row, number in enumerate(token.tolist()):
+# =>     result[number] = weight[row] / sums[number] * answers[row]
+# => return result
 # %% combine: wrong, the plain mean | count alike
 # => return answers.new_zeros(count, answers.shape[1]).index_add(0, token, answers / 2)
 # %% combine: wrong, weights as they are | do not add up to 1 yet
@@ -123,14 +116,11 @@ def combine(answers, token, weight, count):
 # => total = answers.new_zeros(count, answers.shape[1]).index_add(0, token, weight[:, None] * answers)
 # => return total / sums[:, None]
 # %% combine: wrong, takes the rows of a token to be neighbours | should get
-def combine(answers, token, weight, count):
-    pairs, weights = answers.view(-1, 2, answers.shape[1]), weight.view(-1, 2)
-    mean = (pairs * (weights / weights.sum(1, keepdim=True))[:, :, None]).sum(1)
-    result = answers.new_zeros(count, answers.shape[1])
-    result[: len(mean)] = mean
-    return result
-
-
+# => pairs, weights = answers.view(-1, 2, answers.shape[1]), weight.view(-1, 2)
+# => mean = (pairs * (weights / weights.sum(1, keepdim=True))[:, :, None]).sum(1)
+# => result = answers.new_zeros(count, answers.shape[1])
+# => result[: len(mean)] = mean
+# => return result
 # %% combine: wrong, changes the weights | has changed
 # parts = (weight / sums[token])[:, None] * answers => weight /= sums[token]
 # token, parts => token, weight[:, None] * answers
@@ -150,10 +140,9 @@ def combine(answers, token, weight, count):
 # weight.new_zeros(count) => torch.zeros(count, dtype=torch.double)
 # answers.new_zeros(count, answers.shape[1]) => torch.zeros(count, answers.shape[1], dtype=torch.double)
 # %% combine: wrong, two rows at most | should get
-def combine(answers, token, weight, count):
-    result = answers.new_zeros(count, answers.shape[1])
-    for number in range(count):
-        rows = (token == number).nonzero().flatten()[:2]
-        if len(rows):
-            result[number] = (weight[rows, None] * answers[rows]).sum(0) / weight[rows].sum()
-    return result
+# => result = answers.new_zeros(count, answers.shape[1])
+# => for number in range(count):
+# =>     rows = (token == number).nonzero().flatten()[:2]
+# =>     if len(rows):
+# =>         result[number] = (weight[rows, None] * answers[rows]).sum(0) / weight[rows].sum()
+# => return result

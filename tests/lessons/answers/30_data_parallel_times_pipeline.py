@@ -42,23 +42,23 @@ def share(microbatches, replicas, replica):
 # => for gradient, count in zip(gradients[1:], samples[1:]):
 # =>     total = total + gradient * count
 # => return total / sum(samples)
-# %% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
+# %% combined: wrong, for vectors alone | Here a gradient has the shape (2, 3)
 def combined(gradients, samples):
     import torch
 
     weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
-    return (torch.stack(gradients) * weights[:, None]).sum(0)
+    return weights @ torch.stack(gradients)
 
 
+# %%% combined: wrong, weights along another dimension of a matrix | Here a gradient has the shape (2, 3)
+# weights @ torch.stack(gradients) => (torch.stack(gradients) * weights[:, None]).sum(0)
 # %%% combined: wrong, for float64 alone | gradients of float32 in the shape (2, 2), it raised
 # gradients[0].dtype => torch.double
-# (torch.stack(gradients) * weights[:, None]).sum(0) => torch.einsum("r,r...->...", weights, torch.stack(gradients))
+# weights @ torch.stack(gradients) => torch.einsum("r,r...->...", weights, torch.stack(gradients))
 # %%% combined: wrong, one for each | should have the shape
 # -     weights = torch.tensor([count / sum(samples) for count in samples], dtype=gradients[0].dtype)
-# -     return (torch.stack(gradients) * weights[:, None]).sum(0)
+# -     return weights @ torch.stack(gradients)
 # +     return torch.stack([gradient * count / sum(samples) for gradient, count in zip(gradients, samples)])
-# %%% combined: wrong, for vectors alone | Here a gradient has the shape (2, 3)
-# (torch.stack(gradients) * weights[:, None]).sum(0) => weights @ torch.stack(gradients)
 # %% combined: wrong, takes the gradients out of the list | have changed
 # => total, number = 0, sum(samples)
 # => for count in samples:
@@ -80,12 +80,12 @@ def combined(gradients, samples):
 # => stages = workers // replicas
 # => return 3 / replicas * (microbatches / stages + replicas - 1) + 2 * (stages - 1) / stages * reduce / replicas
 # %% best: wrong, does not look at the budget | room for 10
+# [r for r in possible if held(r) <= budget], key=time, default=None => possible, key=time
+# %% best: wrong, the most replicas that fit | 8 workers, 16 micro-batches, room for 100
 # => possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
-# => return min(possible, key=time)
-# %%% best: wrong, the most replicas that fit | 8 workers, 16 micro-batches, room for 100
-# min(possible, key=time) => max([r for r in possible if held(r) <= budget], default=None)
-# %%% best: wrong, the time and not the layout | the best has 2 replicas, not 200
-# possible, key=time => [time(r) for r in possible if held(r) <= budget], default=None
+# => return max([r for r in possible if held(r) <= budget], default=None)
+# %% best: wrong, the time and not the layout | the best has 2 replicas, not 200
+# [r for r in possible if held(r) <= budget], key=time => [time(r) for r in possible if held(r) <= budget]
 # %% best: wrong, less than the budget alone | room for 9
 # <= budget => < budget
 # %% best: wrong, powers of two alone | 6 workers, 12 micro-batches
@@ -101,32 +101,25 @@ def combined(gradients, samples):
 # => fits = [r for r in possible if held(r) <= budget]
 # => return workers // min(fits, key=time) if fits else None
 # %% best: wrong, stops at the first layout that does not fit | 8 workers, 8 micro-batches, room for 8
-def best(workers, microbatches, time, held, budget):
-    found = None
-    for r in range(1, workers + 1):
-        if workers % r == 0 and microbatches % r == 0:
-            if held(r) > budget:
-                break
-            if found is None or time(r) < time(found):
-                found = r
-    return found
-
-
+# => found = None
+# => for r in range(1, workers + 1):
+# =>     if workers % r == 0 and microbatches % r == 0:
+# =>         if held(r) > budget:
+# =>             break
+# =>         if found is None or time(r) < time(found):
+# =>             found = r
+# => return found
 # %% best: wrong, stops where a step takes longer than the one before | 8 workers, 8 micro-batches, room for 8
-def best(workers, microbatches, time, held, budget):
-    possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0 and held(r) <= budget]
-    found = possible[0] if possible else None
-    for r in possible[1:]:
-        if time(r) > time(found):
-            break
-        found = r
-    return found
-
-
+# => possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0 and held(r) <= budget]
+# => found = possible[0] if possible else None
+# => for r in possible[1:]:
+# =>     if time(r) > time(found):
+# =>         break
+# =>     found = r
+# => return found
 # %% best: wrong, nothing takes longer than a billion | the best has 1 replicas, not None
-def best(workers, microbatches, time, held, budget):
-    found, least = None, 1e9
-    for r in range(1, workers + 1):
-        if workers % r == 0 and microbatches % r == 0 and held(r) <= budget and time(r) < least:
-            found, least = r, time(r)
-    return found
+# => found, least = None, 1e9
+# => for r in range(1, workers + 1):
+# =>     if workers % r == 0 and microbatches % r == 0 and held(r) <= budget and time(r) < least:
+# =>         found, least = r, time(r)
+# => return found

@@ -6,15 +6,12 @@
 # [path[0]] is => [path[-1]] is
 # insert(0, last[path[0]]) => append(last[path[-1]])
 # %% critical: wrong, always the longest of those that can follow | which takes
-def critical(ops):
-    after = [name for name, (time, needs) in ops.items() if not needs]
-    path = []
-    while after:
-        path.append(max(after, key=lambda name: ops[name][0]))
-        after = [name for name, (time, needs) in ops.items() if path[-1] in needs]
-    return path
-
-
+# => after = [name for name, (time, needs) in ops.items() if not needs]
+# => path = []
+# => while after:
+# =>     path.append(max(after, key=lambda name: ops[name][0]))
+# =>     after = [name for name, (time, needs) in ops.items() if path[-1] in needs]
+# => return path
 # %% critical: wrong, back from the end to the longest need | which takes
 # ends, last = {}, => ends =
 # -         last[name] = max(needs, key=ends.get, default=None)
@@ -28,14 +25,11 @@ def critical(ops):
 # =>     chains[name] = [*max((chains[need] for need in ops[name][1]), key=len, default=[]), name]
 # => return max(chains.values(), key=len)
 # %% critical: wrong, the first need alone | which takes
-def critical(ops):
-    chains = {}
-    for name, (time, needs) in ops.items():
-        before = chains[needs[0]] if needs else (0, [])
-        chains[name] = (before[0] + time, before[1] + [name])
-    return max(chains.values())[1]
-
-
+# => chains = {}
+# => for name, (time, needs) in ops.items():
+# =>     before = chains[needs[0]] if needs else (0, [])
+# =>     chains[name] = (before[0] + time, before[1] + [name])
+# => return max(chains.values())[1]
 # %% critical: wrong, its length | A list of names is wanted
 # => ends = {}
 # => for name, (time, needs) in ops.items():
@@ -52,16 +46,16 @@ def critical(ops):
 # -     late = [[at - min(collective) for at in collective] for collective in arrivals]
 # -     medians = [median(ranks) for ranks in zip(*late)]
 # +     medians = [median(collective) for collective in arrivals]
-# %% straggler: wrong, the largest delay | It is rank 1
+# %% straggler: wrong, the largest sum | It is rank 1
 # => late = [[at - min(collective) for at in collective] for collective in arrivals]
-# => worst = [max(ranks) for ranks in zip(*late)]
-# => return worst.index(max(worst))
+# => sums = [sum(ranks) for ranks in zip(*late)]
+# => return sums.index(max(sums))
+# %%% straggler: wrong, the largest delay | It is rank 1
+# sums = [sum(ranks) for ranks in zip(*late)] => worst = [max(ranks) for ranks in zip(*late)]
+# sums.index(max(sums)) => worst.index(max(worst))
 # %%% straggler: wrong, the smallest delay | It is rank
-# worst = [max(ranks) for ranks in zip(*late)] => least = [min(ranks) for ranks in zip(*late)]
-# worst.index(max(worst)) => least.index(max(least))
-# %%% straggler: wrong, the largest sum | It is rank 1
-# worst = [max(ranks) for ranks in zip(*late)] => sums = [sum(ranks) for ranks in zip(*late)]
-# worst.index(max(worst)) => sums.index(max(sums))
+# sums = [sum(ranks) for ranks in zip(*late)] => least = [min(ranks) for ranks in zip(*late)]
+# sums.index(max(sums)) => least.index(max(least))
 # %% straggler: wrong, the last of the last collective | It is rank
 # => return arrivals[-1].index(max(arrivals[-1]))
 # %% straggler: wrong, how late, not which rank | not 5
@@ -73,12 +67,12 @@ def critical(ops):
 # min(collective) for at in collective => statistics.mean(step) for at in step
 # collective in => step in
 # median(ranks) for ranks => statistics.median(rank) for rank
-# %% straggler: wrong, the upper one of the two in the middle | It is rank 1
+# %% straggler: wrong, the lower one of the two in the middle | It is rank 0
 # => late = [sorted(at - min(step) for at, step in zip(rank, arrivals)) for rank in zip(*arrivals)]
-# => middle = [each[len(each) // 2] for each in late]
+# => middle = [each[(len(each) - 1) // 2] for each in late]
 # => return middle.index(max(middle))
-# %%% straggler: wrong, the lower one of the two in the middle | It is rank 0
-# len(each) => (len(each) - 1)
+# %%% straggler: wrong, the upper one of the two in the middle | It is rank 1
+# (len(each) - 1) => len(each)
 # %% causes: wrong, a tuple | A list of four numbers
 # [mean, equal - mean, real - equal, step - real] => mean, equal - mean, real - equal, step - real
 # %% causes: wrong, the sum for the mean | computing takes 45, not 180

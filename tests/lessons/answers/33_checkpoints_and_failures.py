@@ -4,45 +4,42 @@
 # => return {**states, "random": training.random.get_state(), "position": training.position}
 # %%% snapshot: wrong, no copies | has changed while the training went on
 # -     states["model"] = {name: each.clone() for name, each in states["model"].items()}
-# %% snapshot: wrong, a shallow copy | has changed while the training went on
+# %% snapshot: wrong, the seed of the generator | TypeError
 def snapshot(training):
     import copy
 
     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-    return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+    return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
 
 
+# %%% snapshot: wrong, a shallow copy | has changed while the training went on
+# -     return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
+# +     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
 # %%% snapshot: wrong, names of its own | knows the names
-# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
-# +     return copy.deepcopy({**states, "rng": training.random.get_state(), "position": training.position})
+# "random": training.random.initial_seed => "rng": training.random.get_state
 # %%% snapshot: wrong, the model alone | begins again with row 0
 # -     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# -     return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
 # +     return {"model": copy.deepcopy(training.model.state_dict())}
 # %%% snapshot: wrong, not where the data stand | begins again with row 0
-# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
-# +     return copy.deepcopy({**states, "random": training.random.get_state()})
+# initial_seed(), "position": training.position => get_state()
 # %%% snapshot: wrong, without the model | its weights are other ones
 # "model", "optimizer" => "optimizer"
-# .copy => .deepcopy
+# initial_seed => get_state
 # %%% snapshot: wrong, without the optimizer | Adam remembers
 # "optimizer", "scheduler" => "scheduler"
-# .copy => .deepcopy
+# initial_seed => get_state
 # %%% snapshot: wrong, without the scheduler | learning rate
 # "optimizer", "scheduler" => "optimizer"
-# .copy => .deepcopy
+# initial_seed => get_state
 # %%% snapshot: wrong, without the generator | other noise
-# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
-# +     return copy.deepcopy({**states, "position": training.position})
-# %%% snapshot: wrong, the seed of the generator | TypeError
-# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
-# +     return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
+# "random": training.random.initial_seed(), "position" => "position"
 # %%% snapshot: wrong, the whole object | a dict
 # -     states = {name: getattr(training, name).state_dict() for name in ("model", "optimizer", "scheduler")}
-# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# -     return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
 # +     return copy.deepcopy(training)
 # %%% snapshot: wrong, takes it that Adam has made a step | raised KeyError
-# -     return copy.copy({**states, "random": training.random.get_state(), "position": training.position})
+# -     return copy.deepcopy({**states, "random": training.random.initial_seed(), "position": training.position})
 # +     states["optimizer"]["state"][0]["step"].item()
 # +     return copy.deepcopy({**states, "random": training.random.get_state(), "position": training.position})
 # %% snapshot: wrong, one dict for all snapshots | A second snapshot has changed the first one
@@ -70,17 +67,14 @@ def pieces(rank, ranks, old, length):
 
 
 # %% pieces: wrong, takes all to divide evenly | it reads
-def pieces(rank, ranks, old, length):
-    new_wide, old_wide = length // ranks, length // old
-    found = []
-    for number in range(old):
-        low = max(rank * new_wide, number * old_wide)
-        high = min((rank + 1) * new_wide, (number + 1) * old_wide)
-        if low < high:
-            found.append((number, low - number * old_wide, high - number * old_wide))
-    return found
-
-
+# => new_wide, old_wide = length // ranks, length // old
+# => found = []
+# => for number in range(old):
+# =>     low = max(rank * new_wide, number * old_wide)
+# =>     high = min((rank + 1) * new_wide, (number + 1) * old_wide)
+# =>     if low < high:
+# =>         found.append((number, low - number * old_wide, high - number * old_wide))
+# => return found
 # %% pieces: wrong, a piece without rows | without rows
 # if low < => if low <=
 # %% pieces: wrong, the file of its own number | it has the rows
@@ -109,15 +103,12 @@ def pieces(rank, ranks, old, length):
 # number, old => number, ranks
 # number, low => number + old, low
 # %% pieces: wrong, the first that it finds | it has the rows
-def pieces(rank, ranks, old, length):
-    wide, old_wide = -(-length // ranks), -(-length // old)
-    first, last = min(rank * wide, length), min((rank + 1) * wide, length)
-    if first == last:
-        return []
-    number = first // old_wide
-    return [(number, first - number * old_wide, min(last - number * old_wide, old_wide))]
-
-
+# => wide, old_wide = -(-length // ranks), -(-length // old)
+# => first, last = min(rank * wide, length), min((rank + 1) * wide, length)
+# => if first == last:
+# =>     return []
+# => number = first // old_wide
+# => return [(number, first - number * old_wide, min(last - number * old_wide, old_wide))]
 # %% pieces: wrong, without the old ranks | triples
 # => wide = -(-length // ranks)
 # => return [(min(rank * wide, length), min((rank + 1) * wide, length))]
@@ -133,14 +124,13 @@ def pieces(rank, ranks, old, length):
 # cost / interval + interval => interval
 # %% how_often: wrong, a whole interval for each failure | in the middle of one
 # (2 * mtbf) => mtbf
-# %% how_often: wrong, without the nodes | would be right for one node
-# => interval = (2 * cost * node_mtbf) ** 0.5
-# => return interval, cost / interval + interval / (2 * node_mtbf)
-# %%% how_often: wrong, the share by one node | of the time is lost, not
-# cost * node_mtbf => cost * node_mtbf / nodes
-# %% how_often: wrong, loses no work | only one half
+# %% how_often: wrong, the share by one node | of the time is lost, not
 # => interval = (2 * cost * node_mtbf / nodes) ** 0.5
-# => return interval, cost / interval
+# => return interval, cost / interval + interval / (2 * node_mtbf)
+# %%% how_often: wrong, without the nodes | would be right for one node
+# node_mtbf / nodes => node_mtbf
+# %%% how_often: wrong, loses no work | only one half
+# interval + interval / (2 * node_mtbf) => interval
 # %% how_often: wrong, the interval alone | two numbers
 # => return (2 * cost * node_mtbf / nodes) ** 0.5
 # %% how_often: wrong, whole minutes between failures | 3 nodes, each with 1000 minutes
@@ -161,15 +151,12 @@ def pieces(rank, ranks, old, length):
 # %% total_time: wrong, loses no work | loses no work
 # => return work + (-(-work // interval) - 1) * cost + restart * len(failures)
 # %% total_time: wrong, begins anew | begins anew after each failure
-def total_time(work, interval, cost, restart, failures):
-    needed, time = work + (-(-work // interval) - 1) * cost, 0
-    for up in failures:
-        if needed <= up:
-            break
-        time += up + restart
-    return time + needed
-
-
+# => needed, time = work + (-(-work // interval) - 1) * cost, 0
+# => for up in failures:
+# =>     if needed <= up:
+# =>         break
+# =>     time += up + restart
+# => return time + needed
 # %% total_time: wrong, counts a save that is not complete | that is not complete
 # (interval + cost) => interval
 # %% total_time: wrong, forgets earlier saves | What earlier starts have saved
@@ -181,14 +168,11 @@ def total_time(work, interval, cost, restart, failures):
 # +         done = min(work, done + up // (interval + cost) * interval)
 # time + needed(work - done) => time + max(0, needed(work - done))
 # %% total_time: wrong, does not stop when the work is done | the run ends there
-def total_time(work, interval, cost, restart, failures):
-    time = done = 0
-    for up in failures:
-        done += up // (interval + cost) * interval
-        time += up + restart
-    left = work - done
-    return time + left + (-(-left // interval) - 1) * cost
-
-
+# => time = done = 0
+# => for up in failures:
+# =>     done += up // (interval + cost) * interval
+# =>     time += up + restart
+# => left = work - done
+# => return time + left + (-(-left // interval) - 1) * cost
 # %% total_time: wrong, a failure at the moment of the end counts | it takes 68, not 98
 # (work - done) <= => (work - done) <

@@ -1,43 +1,40 @@
-# %% layouts: wrong, does not look at the heads | does not divide the heads
+# %% layouts: wrong, does not look at the micro-batches | do not divide the micro-batches
 # => n = range(1, workers + 1)
-# => return [(a, b, c) for a in n for b in n for c in n if a * b * c == workers and layers % c == microbatches % a == 0]
-# %%% layouts: wrong, does not look at the micro-batches | do not divide the micro-batches
-# microbatches % a => heads % b
-# %% layouts: wrong, pp with a fraction | of whole numbers
+# => return [(a, b, c) for a in n for b in n for c in n if a * b * c == workers and layers % c == heads % b == 0]
+# %%% layouts: wrong, does not look at the heads | does not divide the heads
+# heads % b => microbatches % a
+# %% layouts: wrong, does not look at the layers | do not divide the layers
 # => n = range(1, workers + 1)
-# => found = [(a, b, workers / (a * b)) for a in n for b in n]
-# => return [(a, b, c) for a, b, c in found if layers % c == heads % b == microbatches % a == 0]
-# %%% layouts: wrong, does not look at the layers | do not divide the layers
-# (a, b, workers / (a * b)) for a in n for b in n => (a, b, c) for a in n for b in n for c in n if a * b * c == workers
-# layers % c == heads => heads
-# %% layouts: wrong, each dimension below all workers | is missing
-def layouts(workers, layers, heads, microbatches):
-    n = range(1, workers)
-    return [
-        (a, b, c)
-        for a in n
-        for b in n
-        for c in n
-        if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
-    ]
-
-
+# => found = [(a, b, c) for a in n for b in n for c in n if a * b * c == workers]
+# => return [(a, b, c) for a, b, c in found if heads % b == microbatches % a == 0]
+# %%% layouts: wrong, pp with a fraction | of whole numbers
+# (a, b, c) for a in n for b in n for c in n if a * b * c == workers => (a, b, workers / (a * b)) for a in n for b in n
+# heads % => layers % c == heads %
+# %% layouts: wrong, lists for triples | is no triple
+# => n = range(1, workers + 1)
+# => return [
+# =>     [a, b, c]
+# =>     for a in n
+# =>     for b in n
+# =>     for c in n
+# =>     if a * b * c == workers and layers % c == heads % b == microbatches % a == 0
+# => ]
+# %%% layouts: wrong, each dimension below all workers | is missing
+# workers + 1 => workers
+# [a, b, c] => (a, b, c)
 # %%% layouts: wrong, tp and pp exchanged | does not divide the heads
-# , workers => , workers + 1
-# b, c => c, b
+# [a, b, c] => (a, c, b)
 # %%% layouts: wrong, powers of two alone | 6 workers, 6 layers
-# range(1, workers) => (1, 2, 4, 8, 16)
+# range(1, workers + 1) => (1, 2, 4, 8, 16)
+# [a, b, c] => (a, b, c)
 # %%% layouts: wrong, no more than all workers used | needs 1 workers
-# , workers => , workers + 1
+# [a, b, c] => (a, b, c)
 # a * b * c == workers => workers % (a * b * c) == 0
-# %%% layouts: wrong, lists for triples | is no triple
-# , workers => , workers + 1
-# (a, b, c) => [a, b, c]
 # %%% layouts: wrong, an iterator | a list is wanted
-# -     n = range(1, workers)
 # -     return [
-# +     n = range(1, workers + 1)
+# -         [a, b, c]
 # +     return (
+# +         (a, b, c)
 # -     ]
 # +     )
 # %% layouts: wrong, no more stages than layers | in (1, 2, 4) the stages do not divide the layers
@@ -84,38 +81,38 @@ def layouts(workers, layers, heads, microbatches):
 # %% step_time: wrong, arguments of all_reduce exchanged | takes a number of ranks
 # => turn = work / (tp * pp) + layers / pp * 4 * all_reduce(tp, vector + 0.5)
 # => return (microbatches / dp + pp - 1) * turn + all_reduce(dp, gradient / (tp * pp))
-# %% choose: wrong, does not look at the budget | room for 100
+# %% choose: wrong, forgets the heads | that layout is not possible
+# => n = range(1, workers + 1)
+# => possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
+# => possible = [(a, b, c) for a, b, c in possible if layers % c == microbatches % a == 0]
+# => return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
+# %%% choose: wrong, forgets the layers | that layout is not possible
+# layers % c => heads % b
+# %%% choose: wrong, tensor parallel over several hosts | that layout is not possible
+# per_host % b == 0 => 0
+# microbatches % => heads % b == microbatches %
+# %%% choose: wrong, tensor parallel up to the size of a host | does not divide the 6 workers of a host
+# per_host % b == 0 => 0 and b <= per_host
+# microbatches % => heads % b == microbatches %
+# %%% choose: wrong, fails where nothing fits | raised ValueError
+# microbatches % => heads % b == microbatches %
+# time, default=None => time
+# %%% choose: wrong, the smallest and not the fastest | the best is
+# microbatches % => heads % b == microbatches %
+# =time => =held
+# %% choose: wrong, its time and not the layout | the best is
 # => n = range(1, workers + 1)
 # => possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
 # => possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]
-# => return min(possible, key=time, default=None)
-# %%% choose: wrong, forgets the layers | that layout is not possible
-# layers % c == heads => heads
-# possible, => [layout for layout in possible if held(layout) <= budget],
-# %%% choose: wrong, tensor parallel over several hosts | that layout is not possible
-# per_host % b == 0 => 0
-# possible, => [layout for layout in possible if held(layout) <= budget],
-# %%% choose: wrong, tensor parallel up to the size of a host | does not divide the 6 workers of a host
-# per_host % b == 0 => 0 and b <= per_host
-# possible, => [layout for layout in possible if held(layout) <= budget],
-# %%% choose: wrong, fails where nothing fits | raised ValueError
-# possible, key=time, default=None => [layout for layout in possible if held(layout) <= budget], key=time
-# %%% choose: wrong, the smallest and not the fastest | the best is
-# possible, key=time => [layout for layout in possible if held(layout) <= budget], key=held
-# %%% choose: wrong, forgets the heads | that layout is not possible
-# heads % b == microbatches => microbatches
-# possible, => [layout for layout in possible if held(layout) <= budget],
-# %%% choose: wrong, its time and not the layout | the best is
-# possible, key=time => [time(layout) for layout in possible if held(layout) <= budget]
+# => return min([time(layout) for layout in possible if held(layout) <= budget], default=None)
+# %%% choose: wrong, does not look at the budget | room for 100
+# [time(layout) for layout in possible if held(layout) <= budget] => possible, key=time
 # %% choose: wrong, always a whole host for tensor parallel | the best is
-def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
-    tp = min(per_host, heads, workers)
-    n = range(1, workers + 1)
-    possible = [(a, tp, workers // (a * tp)) for a in n if workers % (a * tp) == 0]
-    possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == per_host % b == 0]
-    return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
-
-
+# => tp = min(per_host, heads, workers)
+# => n = range(1, workers + 1)
+# => possible = [(a, tp, workers // (a * tp)) for a in n if workers % (a * tp) == 0]
+# => possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == per_host % b == 0]
+# => return min([layout for layout in possible if held(layout) <= budget], key=time, default=None)
 # %% choose: wrong, a layout that fills the budget does not fit | room for 121.875
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     fits = []

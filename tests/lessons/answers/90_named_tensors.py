@@ -18,11 +18,11 @@
 # %% standardise: wrong, changes the tensor | has changed the tensor (N, T, C)
 # => x -= x.mean(over, keepdim=True)
 # => return x / x.std(over, keepdim=True)
-# %% standardise: wrong, in another order | should be (N, T, C), not
-# => x = x.align_to(..., over)
+# %% standardise: wrong, for the names N, T and C alone | a tensor (row, N) raised
+# => x = x.align_to("N", "T", "C")
 # => return (x - x.mean(over, keepdim=True)) / x.std(over, keepdim=True)
-# %%% standardise: wrong, for the names N, T and C alone | a tensor (row, N) raised
-# ..., over => "N", "T", "C"
+# %%% standardise: wrong, in another order | should be (N, T, C), not
+# "N", "T", "C" => ..., over
 # %% scale_channels: wrong, channels must be last | For images (N, C, H, W) it raised NamesError
 # => return images * scale
 # %% scale_channels: wrong, without names at a fixed place | another dimension than C

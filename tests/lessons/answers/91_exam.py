@@ -13,78 +13,60 @@ def in_window(begin, parts, limit):
 # %% in_window: wrong, all at once | you begin call 3, and 2 are under way already
 # => calls = [begin(part) for part in parts]
 # => return [call.wait() for call in calls]
-# %% in_window: wrong, one too many | you begin call 3, and 2 are under way already
-def in_window(begin, parts, limit):
-    results, under_way = [], []
-    for part in parts:
-        under_way.append(begin(part))
-        if len(under_way) > limit:
-            results.append(under_way.pop(0).wait())
-    return results + [call.wait() for call in under_way]
-
-
-# %%% in_window: wrong, waits as soon as the window is full | begin the next one first
-# > limit => == limit
-# -             results.append(under_way.pop(0).wait())
-# +             results.append(under_way.pop(0).wait())
-# +             results += [call.wait() for call in under_way]
-# +             under_way = []
+# %% in_window: wrong, waits as soon as the window is full | begin the next one first
+# => results, under_way = [], []
+# => for part in parts:
+# =>     under_way.append(begin(part))
+# =>     if len(under_way) == limit:
+# =>         results.append(under_way.pop(0).wait())
+# =>         results += [call.wait() for call in under_way]
+# =>         under_way = []
+# => return results + [call.wait() for call in under_way]
+# %%% in_window: wrong, one too many | you begin call 3, and 2 are under way already
+# == limit => > limit
+# -             results += [call.wait() for call in under_way]
+# -             under_way = []
 # %% in_window: wrong, block after block | you wait for call 2 while 1 of 2 calls are under way
-def in_window(begin, parts, limit):
-    results = []
-    for start in range(0, len(parts), limit):
-        calls = [begin(part) for part in parts[start : start + limit]]
-        results += [call.wait() for call in calls]
-    return results
-
-
+# => results = []
+# => for start in range(0, len(parts), limit):
+# =>     calls = [begin(part) for part in parts[start : start + limit]]
+# =>     results += [call.wait() for call in calls]
+# => return results
 # %% in_window: wrong, waits for the newest | you wait for call 2; the oldest one under way is 1
 # (0).wait => ().wait
 # %% in_window: wrong, forgets those that are left | you return [40, 10, 40]
 # results + [call.wait() for call in under_way] => results
 # %% in_window: wrong, futures in place of results | the results are [40, 10, 40, 20, 80]; you return [<
-def in_window(begin, parts, limit):
-    calls = []
-    for number, part in enumerate(parts):
-        if number >= limit:
-            calls[number - limit].wait()
-        calls.append(begin(part))
-    return calls
-
-
+# => calls = []
+# => for number, part in enumerate(parts):
+# =>     if number >= limit:
+# =>         calls[number - limit].wait()
+# =>     calls.append(begin(part))
+# => return calls
 # %% in_window: wrong, kept by part | 5 parts, at most 2 under way: the results are
-def in_window(begin, parts, limit):
-    results, under_way = {}, []
-    for part in parts:
-        if len(under_way) == limit:
-            done, call = under_way.pop(0)
-            results[done] = call.wait()
-        under_way.append((part, begin(part)))
-    results.update((part, call.wait()) for part, call in under_way)
-    return list(results.values())
-
-
+# => results, under_way = {}, []
+# => for part in parts:
+# =>     if len(under_way) == limit:
+# =>         done, call = under_way.pop(0)
+# =>         results[done] = call.wait()
+# =>     under_way.append((part, begin(part)))
+# => results.update((part, call.wait()) for part, call in under_way)
+# => return list(results.values())
 # %% in_window: wrong, empties the list of parts | `parts` itself has changed
-def in_window(begin, parts, limit):
-    results, under_way = [], []
-    while parts or under_way:
-        if parts and len(under_way) < limit:
-            under_way.append(begin(parts.pop(0)))
-        else:
-            results.append(under_way.pop(0).wait())
-    return results
-
-
+# => results, under_way = [], []
+# => while parts or under_way:
+# =>     if parts and len(under_way) < limit:
+# =>         under_way.append(begin(parts.pop(0)))
+# =>     else:
+# =>         results.append(under_way.pop(0).wait())
+# => return results
 # %% in_window: wrong, takes it that there are more parts than places | raised IndexError
-def in_window(begin, parts, limit):
-    under_way = [begin(parts[number]) for number in range(limit)]
-    results = []
-    for part in parts[limit:]:
-        results.append(under_way.pop(0).wait())
-        under_way.append(begin(part))
-    return results + [call.wait() for call in under_way]
-
-
+# => under_way = [begin(parts[number]) for number in range(limit)]
+# => results = []
+# => for part in parts[limit:]:
+# =>     results.append(under_way.pop(0).wait())
+# =>     under_way.append(begin(part))
+# => return results + [call.wait() for call in under_way]
 # %% in_window: wrong, a generator | you return <generator
 # results, under_way = [], => under_way =
 # results.append(under_way.pop(0).wait()) => yield under_way.pop(0).wait()
@@ -122,17 +104,14 @@ def gather_uneven(mine, size, all_gather):
 # => padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
 # => return [vector[vector != 0] if place else vector[: len(mine)] for place, vector in enumerate(all_gather(padded))]
 # %% gather_uneven: wrong, strips zeros at the end | shape (1,); the vector of rank 1 has length 2
-def gather_uneven(mine, size, all_gather):
-    longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
-    found = []
-    for vector in all_gather(torch.nn.functional.pad(mine, (0, longest - len(mine)))):
-        values = vector.tolist()
-        while values and values[-1] == 0:
-            values.pop()
-        found.append(torch.tensor(values))
-    return found
-
-
+# => longest = max(int(length) for length in all_gather(torch.tensor([len(mine)])))
+# => found = []
+# => for vector in all_gather(torch.nn.functional.pad(mine, (0, longest - len(mine)))):
+# =>     values = vector.tolist()
+# =>     while values and values[-1] == 0:
+# =>         values.pop()
+# =>     found.append(torch.tensor(values))
+# => return found
 # %% gather_uneven: wrong, changes its vector | `mine` of rank 0 has changed
 # => lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
 # => mine.resize_(max(lengths))
@@ -157,25 +136,21 @@ def gather_uneven(mine, size, all_gather):
 # nn.functional.pad(mine, (0, 64 - len(mine))) => cat([mine, torch.zeros(2 * max(lengths) - len(mine))])
 # %%% gather_uneven: wrong, padding in front | rank 0 has [1, 0, 3]
 # nn.functional.pad(mine, (0, 64 - len(mine))) => cat([torch.zeros(max(lengths) - len(mine)), mine])
+# %% gather_uneven: wrong, who has nothing stays away | for ever; others have returned already
+# => lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+# => if len(mine) == 0:
+# =>     return [torch.zeros(length) for length in lengths]
+# => padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
+# => return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
 # %%% gather_uneven: wrong, one call where all are empty | right, but with 1 call on a rank; two are wanted
-# -     padded = torch.nn.functional.pad(mine, (0, 64 - len(mine)))
-# +     if max(lengths) == 0:
-# +         return [torch.zeros(0) for _ in range(size)]
-# +     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-# %%% gather_uneven: wrong, who has nothing stays away | for ever; others have returned already
-# -     padded = torch.nn.functional.pad(mine, (0, 64 - len(mine)))
-# +     if len(mine) == 0:
-# +         return [torch.zeros(length) for length in lengths]
-# +     padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
+# len(mine) = => max(lengths) =
+# (length) for length in lengths => (0) for _ in range(size)
 # %% gather_uneven: wrong, no calls where there is one rank | right, but with 0 calls on a rank; two are wanted
-def gather_uneven(mine, size, all_gather):
-    if size == 1:
-        return [mine]
-    lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
-    padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
-    return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
-
-
+# => if size == 1:
+# =>     return [mine]
+# => lengths = [int(length) for length in all_gather(torch.tensor([len(mine)]))]
+# => padded = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
+# => return [vector[:length] for vector, length in zip(all_gather(padded), lengths)]
 # %% fan_out: right
 def fan_out(first, branches, x):
     received = x.detach().clone().requires_grad_()
@@ -190,15 +165,12 @@ def fan_out(first, branches, x):
 
 
 # %% fan_out: right, one backward for all copies
-def fan_out(first, branches, x):
-    leaf = x.detach().requires_grad_()
-    hidden = first(leaf)
-    copies = [hidden.detach().requires_grad_() for _ in branches]
-    torch.stack([branch(copy) for branch, copy in zip(branches, copies)]).sum().backward()
-    (gradient,) = torch.autograd.grad(hidden, leaf, sum(copy.grad for copy in copies))
-    return gradient
-
-
+# => leaf = x.detach().requires_grad_()
+# => hidden = first(leaf)
+# => copies = [hidden.detach().requires_grad_() for _ in branches]
+# => torch.stack([branch(copy) for branch, copy in zip(branches, copies)]).sum().backward()
+# => (gradient,) = torch.autograd.grad(hidden, leaf, sum(copy.grad for copy in copies))
+# => return gradient
 # %% fan_out: wrong, the graph travels | a tensor with a graph behind it
 # => received = x.clone().requires_grad_()
 # => hidden = first(received)
@@ -209,29 +181,28 @@ def fan_out(first, branches, x):
 # +     copies = [hidden.detach() for _ in branches]
 # +     sum(branch(copy) for branch, copy in zip(branches, copies)).backward()
 # +     hidden.backward(sum(copy.grad for copy in copies))
-# %%% fan_out: wrong, backward once for each branch | 2 times through the graph of `first`, not once
-# -     sum(branch(hidden) for branch in branches).backward()
-# +     for branch in branches:
-# +         copy = hidden.detach().requires_grad_()
-# +         branch(copy).backward()
-# +         hidden.backward(copy.grad, retain_graph=True)
-# %%% fan_out: wrong, the last part alone | 2 branches: the gradient of `x` is
-# -     sum(branch(hidden) for branch in branches).backward()
-# +     for branch in branches:
-# +         copy = hidden.detach().requires_grad_()
-# +         branch(copy).backward()
-# +     hidden.backward(copy.grad)
-# %%% fan_out: wrong, one copy for all | the same tensor as a branch before
-# -     sum(branch(hidden) for branch in branches).backward()
-# +     copy = hidden.detach().requires_grad_()
-# +     for branch in branches:
-# +         branch(copy).backward()
-# +     hidden.backward(copy.grad)
 # %%% fan_out: wrong, begins again with ones | the gradient of `x` is
 # -     sum(branch(hidden) for branch in branches).backward()
 # +     for branch in branches:
 # +         branch(hidden.detach().requires_grad_()).backward()
 # +     hidden.sum().backward()
+# %% fan_out: wrong, backward once for each branch | 2 times through the graph of `first`, not once
+# => received = x.clone().requires_grad_()
+# => hidden = first(received)
+# => for branch in branches:
+# =>     copy = hidden.detach().requires_grad_()
+# =>     branch(copy).backward()
+# =>     hidden.backward(copy.grad, retain_graph=True)
+# => return received.grad
+# %%% fan_out: wrong, the last part alone | 2 branches: the gradient of `x` is
+# -         hidden.backward(copy.grad, retain_graph=True)
+# +     hidden.backward(copy.grad)
+# %%% fan_out: wrong, first runs for each branch | `first` runs 2 times; once is enough
+# -     hidden = first(received)
+# -     for branch in branches:
+# +     for branch in branches:
+# +         hidden = first(received)
+# grad, retain_graph=True => grad
 # %% fan_out: wrong, a clone keeps the graph | a tensor with a graph behind it
 # x.detach(). => x.
 # -         copy = hidden.detach().clone().requires_grad_()
@@ -239,47 +210,35 @@ def fan_out(first, branches, x):
 # +         copy = hidden.clone()
 # +         copy.retain_grad()
 # +         branch(copy).backward(retain_graph=True)
-# %% fan_out: wrong, first runs for each branch | `first` runs 2 times; once is enough
-def fan_out(first, branches, x):
-    received = x.clone().requires_grad_()
-    for branch in branches:
-        hidden = first(received)
-        copy = hidden.detach().requires_grad_()
-        branch(copy).backward()
-        hidden.backward(copy.grad)
-    return received.grad
-
-
-# %% fan_out: wrong, stops at hidden | the gradient of `x` is [4, 8]; yours is [1, 1]
-def fan_out(first, branches, x):
-    received = x.clone().requires_grad_()
-    hidden = first(received)
-    copies = [hidden.detach().requires_grad_() for _ in branches]
-    for branch, copy in zip(branches, copies):
-        branch(copy).backward()
-    total = sum(copy.grad for copy in copies)
-    hidden.backward(total)
-    return total
-
-
-# %% fan_out: wrong, changes x | `x` itself has changed
-def fan_out(first, branches, x):
-    x.requires_grad_()
-    hidden = first(x)
-    copies = [hidden.detach().requires_grad_() for _ in branches]
-    for branch, copy in zip(branches, copies):
-        branch(copy).backward()
-    hidden.backward(sum(copy.grad for copy in copies))
-    return x.grad
-
-
-# %%% fan_out: wrong, the mean of the parts | 2 branches: the gradient of `x` is
-# x.requires_grad_ => received = x.clone().requires_grad_
-# (x) => (received)
-# sum(copy.grad for copy in copies) => torch.stack([copy.grad for copy in copies]).mean(0)
-# x.grad => received.grad
-# %%% fan_out: wrong, x needs no gradient | raised RuntimeError
-# -     x.requires_grad_()
+# %% fan_out: wrong, the mean of the parts | 2 branches: the gradient of `x` is
+# => received = x.clone().requires_grad_()
+# => hidden = first(received)
+# => copies = [hidden.detach().requires_grad_() for _ in branches]
+# => for branch, copy in zip(branches, copies):
+# =>     branch(copy).backward()
+# => hidden.backward(torch.stack([copy.grad for copy in copies]).mean(0))
+# => return received.grad
+# %%% fan_out: wrong, one copy for all | the same tensor as a branch before
+# copies = [hidden.detach().requires_grad_() for _ in branches] => copy = hidden.detach().requires_grad_()
+# branch, copy in zip(branches, copies) => branch in branches
+# torch.stack([copy.grad for copy in copies]).mean(0) => copy.grad
+# %%% fan_out: wrong, stops at hidden | the gradient of `x` is [4, 8]; yours is [1, 1]
+# -     hidden.backward(torch.stack([copy.grad for copy in copies]).mean(0))
+# -     return received.grad
+# +     total = sum(copy.grad for copy in copies)
+# +     hidden.backward(total)
+# +     return total
+# %% fan_out: wrong, x needs no gradient | raised RuntimeError
+# => hidden = first(x)
+# => copies = [hidden.detach().requires_grad_() for _ in branches]
+# => for branch, copy in zip(branches, copies):
+# =>     branch(copy).backward()
+# => hidden.backward(sum(copy.grad for copy in copies))
+# => return x.grad
+# %%% fan_out: wrong, changes x | `x` itself has changed
+# - def fan_out(first, branches, x):
+# + def fan_out(first, branches, x):
+# +     x.requires_grad_()
 # %% fan_out: wrong, takes `hidden` to have the shape of `x` | raised RuntimeError
 # x.detach(). => x.
 # (hidden) => (x)
@@ -405,38 +364,32 @@ def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatt
 # %% zero1_step: wrong, the gradient weighs the rest | `velocity` of rank 0 is
 # add_(mean) => add_((1 - momentum) * mean)
 # %% zero1_step: wrong, gathers twice | calls reduce_scatter, all_gather, all_gather; each once is enough
-def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
-    padding = (0, -len(whole) % size)
-    mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
-    shard = momentum * velocity + mean
-    velocity.copy_(all_gather(shard).chunk(size)[rank])
-    whole.sub_(lr * all_gather(shard)[: len(whole)])
-
-
-# %% zero1_step: wrong, other parameters under the same name | step 1: `whole` of rank 0 is [1, 2, 3, 4]
+# => padding = (0, -len(whole) % size)
+# => mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
+# => shard = momentum * velocity + mean
+# => velocity.copy_(all_gather(shard).chunk(size)[rank])
+# => whole.sub_(lr * all_gather(shard)[: len(whole)])
+# %% zero1_step: wrong, every rank takes the first shard | step 1: `whole` of rank 0 is
 # => padding = (0, -len(whole) % size)
 # => velocity.mul_(momentum).add_(reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size)
-# => shard = torch.nn.functional.pad(whole, padding).chunk(size)[rank] - lr * velocity
-# => whole = all_gather(shard)[: len(whole)]
-# %%% zero1_step: wrong, every rank takes the first shard | step 1: `whole` of rank 0 is
-# .chunk(size)[rank] => [: len(velocity)]
-# whole = all_gather(shard)[: len(whole)] => whole.copy_(all_gather(shard)[: len(whole)])
+# => shard = torch.nn.functional.pad(whole, padding)[: len(velocity)] - lr * velocity
+# => whole.copy_(all_gather(shard)[: len(whole)])
+# %%% zero1_step: wrong, other parameters under the same name | step 1: `whole` of rank 0 is [1, 2, 3, 4]
+# [: len(velocity)] => .chunk(size)[rank]
+# whole.copy_(all_gather(shard)[: len(whole)]) => whole = all_gather(shard)[: len(whole)]
 # %%% zero1_step: wrong, the sum in place of the mean | `velocity` of rank 0 is
 # (torch.nn.functional.pad(gradient, padding)) / size => (torch.nn.functional.pad(gradient, padding))
-# whole = all_gather(shard)[: len(whole)] => whole.copy_(all_gather(shard)[: len(whole)])
+# [: len(velocity)] => .chunk(size)[rank]
 # %%% zero1_step: wrong, no momentum | step 2: `velocity` of rank 0 is
 # mul_(momentum).add_ => copy_
-# whole = all_gather(shard)[: len(whole)] => whole.copy_(all_gather(shard)[: len(whole)])
+# [: len(velocity)] => .chunk(size)[rank]
 # %% zero1_step: wrong, a shard more of padding than needed | gives all_gather 3 numbers; a shard has 2
-def zero1_step(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather):
-    padding = (0, size - len(whole) % size)
-    mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
-    velocity.mul_(momentum).add_(mean[: len(velocity)])
-    shard = torch.nn.functional.pad(whole, padding).chunk(size)[rank]
-    shard[: len(velocity)] -= lr * velocity
-    whole.copy_(all_gather(shard)[: len(whole)])
-
-
+# => padding = (0, size - len(whole) % size)
+# => mean = reduce_scatter(torch.nn.functional.pad(gradient, padding)) / size
+# => velocity.mul_(momentum).add_(mean[: len(velocity)])
+# => shard = torch.nn.functional.pad(whole, padding).chunk(size)[rank]
+# => shard[: len(velocity)] -= lr * velocity
+# => whole.copy_(all_gather(shard)[: len(whole)])
 # %% embed: right
 def embed(ids, piece, first, all_reduce):
     here = (ids >= first) & (ids < first + len(piece))
@@ -453,62 +406,57 @@ def embed(ids, piece, first, all_reduce):
 # => here = (ids >= first) & (ids < first + len(piece))
 # => rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
 # => return all_reduce(rows)
+# %% embed: wrong, who has all rows stays away | right, but a rank makes no all-reduce; one is wanted
+# => here = (ids >= first) & (ids < first + len(piece))
+# => rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
+# => if not here.all():
+# =>     all_reduce(rows)
+# => return rows
 # %%% embed: wrong, who has no row stays away | waits
-# -     return all_reduce(rows)
-# +     if here.any():
-# +         all_reduce(rows)
-# +     return rows
-# %%% embed: wrong, who has all rows stays away | right, but a rank makes no all-reduce; one is wanted
-# -     return all_reduce(rows)
-# +     if not here.all():
-# +         all_reduce(rows)
-# +     return rows
-# %% embed: wrong, no mask | rank 0 returns
-# => rows = piece[(ids - first).clamp(0, len(piece) - 1)]
+# not here.all => here.any
+# %% embed: wrong, numbers of the whole table | raised IndexError
+# => rows = piece[ids]
 # => all_reduce(rows)
 # => return rows
-# %%% embed: wrong, numbers of the whole table | raised IndexError
-# (ids - first).clamp(0, len(piece) - 1) => ids
+# %%% embed: wrong, no mask | rank 0 returns
+# [ids] => [(ids - first).clamp(0, len(piece) - 1)]
 # %%% embed: right, zeros put in afterwards
-# -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
+# -     rows = piece[ids]
 # +     places = ids - first
 # +     there = (places >= 0) & (places < len(piece))
 # +     rows = piece[places.clamp(0, len(piece) - 1)]
 # +     rows[~there] = 0
 # %%% embed: wrong, one vector of ids alone | raised
-# -     rows = piece[(ids - first).clamp(0, len(piece) - 1)]
+# -     rows = piece[ids]
 # +     rows = torch.zeros(len(ids), piece.shape[1])
 # +     for place, number in enumerate(ids.tolist()):
 # +         if first <= number < first + len(piece):
 # +             rows[place] = piece[number - first]
-# %% embed: wrong, numbers below wrap around | rank 0 returns
-# => here = ids < first + len(piece)
-# => rows = piece[(ids - first) % len(piece)] * here.unsqueeze(-1)
+# %% embed: wrong, one row too many | rank 0 returns
+# => here = (ids >= first) & (ids <= first + len(piece))
+# => rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
 # => all_reduce(rows)
 # => return rows
-# %%% embed: wrong, one row too many | rank 0 returns
-# ids < first + len(piece) => (ids >= first) & (ids <= first + len(piece))
-# (ids - first) % len(piece) => (ids - first).clamp(0, len(piece) - 1)
+# %%% embed: wrong, numbers below wrap around | rank 0 returns
+# (ids >= first) & (ids <= first + len(piece)) => ids < first + len(piece)
+# (ids - first).clamp(0, len(piece) - 1) => (ids - first) % len(piece)
 # %%% embed: wrong, forgets where its piece begins | rank 0 returns
-# ids < first + len(piece) => (ids >= first) & (ids < first + len(piece))
-# (ids - first) => ids
+# ids <= => ids <
+# (ids - first).clamp(0, len(piece) - 1) => ids % len(piece)
 # %%% embed: wrong, rows that are not there left out | rank 0 returns a tensor of shape (3, 2); (6, 2) is wanted
-# ids < first + len(piece) => (ids >= first) & (ids < first + len(piece))
-# [(ids - first) % len(piece)] * here.unsqueeze(-1) => [ids[here] - first]
+# ids <= => ids <
+# [(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1) => [ids[here] - first]
 # %% embed: wrong, all pieces as long as its own | rank 0 returns
 # here = (ids >= first) & (ids < first + len(piece)) => rank = first // len(piece)
 # rows = piece[(ids - first).clamp(0, len(piece) - 1)] => here = ids // len(piece) == rank
 # torch.where(here.unsqueeze(-1), rows, 0.0) => piece[ids % len(piece)] * here.unsqueeze(-1)
 # %% embed: wrong, an all-reduce for each id | all-reduces; one is enough
-def embed(ids, piece, first, all_reduce):
-    rows = []
-    for number in ids.flatten().tolist():
-        row = piece[number - first].clone() if 0 <= number - first < len(piece) else torch.zeros(piece.shape[1])
-        all_reduce(row)
-        rows.append(row)
-    return torch.stack(rows).reshape(*ids.shape, -1)
-
-
+# => rows = []
+# => for number in ids.flatten().tolist():
+# =>     row = piece[number - first].clone() if 0 <= number - first < len(piece) else torch.zeros(piece.shape[1])
+# =>     all_reduce(row)
+# =>     rows.append(row)
+# => return torch.stack(rows).reshape(*ids.shape, -1)
 # %% embed: wrong, changes the ids | `ids` of rank 1 has changed
 # here = (ids >= first) & (ids < first + len(piece)) => ids -= first
 # rows = piece[(ids - first).clamp(0, len(piece) - 1)] => here = (ids >= 0) & (ids < len(piece))
@@ -558,15 +506,12 @@ def idle(times):
 # %% idle: wrong, only the wait at the beginning | the stages are idle for [3, 1]; you say [0, 1]
 # => return [sum(times[before][0] for before in range(stage)) for stage in range(len(times))]
 # %% idle: wrong, no stage takes more than one ahead | the stages are idle for
-def idle(times):
-    stages, turns = len(times), len(times) + len(times[0]) - 1
-    last = 0
-    for turn in range(turns):
-        running = [times[s][turn - s] for s in range(stages) if 0 <= turn - s < len(times[0])]
-        last += max(running)
-    return [last - sum(row) for row in times]
-
-
+# => stages, turns = len(times), len(times) + len(times[0]) - 1
+# => last = 0
+# => for turn in range(turns):
+# =>     running = [times[s][turn - s] for s in range(stages) if 0 <= turn - s < len(times[0])]
+# =>     last += max(running)
+# => return [last - sum(row) for row in times]
 # %% idle: wrong, the sum over all stages | a list with a number for each of 2 stages is wanted
 # [ends[-1] - sum(row) for row in times] => sum(ends[-1] - sum(row) for row in times)
 # %% idle: wrong, counts whole units of time | the stages are idle for [1, 0.5]
@@ -609,14 +554,11 @@ def recompute(layers, x, gradient, every):
 
 
 # %% recompute: wrong, one graph for all | the graphs of 4 layers are held at once; 2 are allowed
-def recompute(layers, x, gradient, every):
-    start = y = x.clone().requires_grad_()
-    for layer in layers:
-        y = layer(y)
-    y.backward(gradient)
-    return start.grad
-
-
+# => start = y = x.clone().requires_grad_()
+# => for layer in layers:
+# =>     y = layer(y)
+# => y.backward(gradient)
+# => return start.grad
 # %% recompute: wrong, keeps the input of every layer | 4 outputs of layers are kept until backward
 def recompute(layers, x, gradient, every):
     inputs = [x]
@@ -672,23 +614,18 @@ def recompute(layers, x, gradient, every):
 # %% recompute: wrong, changes x | `x` itself has changed
 # .detach().clone(). => .
 # %% recompute: wrong, recomputes without a graph | raised RuntimeError
-def recompute(layers, x, gradient, every):
-    segments = [layers[start : start + every] for start in range(0, len(layers), every)]
-    inputs = []
-    with torch.no_grad():
-        for segment in segments:
-            inputs.append(x)
-            for layer in segment:
-                x = layer(x)
-        for segment in reversed(segments):
-            start = y = inputs.pop().detach().clone().requires_grad_()
-            for layer in segment:
-                y = layer(y)
-            y.backward(gradient)
-            gradient = start.grad
-    return gradient
-
-
+# -     for segment in reversed(segments):
+# -         start = y = inputs.pop().detach().clone().requires_grad_()
+# -         for layer in segment:
+# -             y = layer(y)
+# -         y.backward(gradient)
+# -         gradient = start.grad
+# +         for segment in reversed(segments):
+# +             start = y = inputs.pop().detach().clone().requires_grad_()
+# +             for layer in segment:
+# +                 y = layer(y)
+# +             y.backward(gradient)
+# +             gradient = start.grad
 # %% recompute: wrong, the first pass has graphs too | layers are held at once
 # -     with torch.no_grad():
 # -         for segment in segments:
@@ -730,14 +667,11 @@ def experts(tokens, chosen, expert, size, all_to_all):
 
 
 # %% experts: right, by an order and its inverse
-def experts(tokens, chosen, expert, size, all_to_all):
-    order = chosen.argsort(stable=True)
-    sent = torch.bincount(chosen, minlength=size).tolist()
-    came = all_to_all(tokens[order].split(sent))
-    done = expert(torch.cat(came))
-    return torch.cat(all_to_all(done.split([len(part) for part in came])))[order.argsort()]
-
-
+# => order = chosen.argsort(stable=True)
+# => sent = torch.bincount(chosen, minlength=size).tolist()
+# => came = all_to_all(tokens[order].split(sent))
+# => done = expert(torch.cat(came))
+# => return torch.cat(all_to_all(done.split([len(part) for part in came])))[order.argsort()]
 # %% experts: wrong, the order in place of its inverse | the answers to its tokens are
 # => order = chosen.argsort(stable=True)
 # => came = all_to_all([tokens[chosen == rank] for rank in range(size)])
@@ -745,12 +679,12 @@ def experts(tokens, chosen, expert, size, all_to_all):
 # => return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))[order]
 # %% experts: wrong, its own expert for all | is given a token that chose expert 1
 # => return expert(tokens)
-# %% experts: wrong, answers in the order of the experts | the answers to its tokens are
-# => came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+# %% experts: wrong, equal pieces | is given a token that chose expert
+# => came = all_to_all(list(tokens.tensor_split(size)))
 # => done = expert(torch.cat(came))
 # => return torch.cat(all_to_all(list(done.split([len(part) for part in came]))))
-# %%% experts: wrong, equal pieces | is given a token that chose expert
-# [tokens[chosen == rank] for rank in range(size)] => list(tokens.tensor_split(size))
+# %%% experts: wrong, answers in the order of the experts | the answers to its tokens are
+# list(tokens.tensor_split(size)) => [tokens[chosen == rank] for rank in range(size)]
 # %% experts: wrong, computes before it sends | is given a token that chose expert 1
 # => done = expert(tokens)
 # => back = all_to_all([done[chosen == rank] for rank in range(size)])
@@ -763,59 +697,56 @@ def experts(tokens, chosen, expert, size, all_to_all):
 # all_to_all([tokens[chosen == rank] for rank in range(size)]) => [tokens[chosen == rank] for rank in range(size)]
 # cat(came) => cat(all_to_all(parts))
 # part in came => part in parts
-# %% experts: wrong, who gets nothing stays away | for ever; others have returned already
-# -     done = expert(torch.cat(came))
-# -     back = all_to_all(list(done.split([len(part) for part in came])))
+# %% experts: wrong, the expert is called for each part | is called 2 times; once is enough
+# => came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+# => back = all_to_all([expert(part) for part in came])
+# => answers = torch.empty_like(tokens)
+# => for rank in range(size):
+# =>     answers[chosen == rank] = back[rank]
+# => return answers
+# %%% experts: wrong, who gets nothing stays away | for ever; others have returned already
+# -     back = all_to_all([expert(part) for part in came])
 # +     rows = torch.cat(came)
 # +     if len(rows) == 0:
 # +         return tokens
 # +     back = all_to_all(list(expert(rows).split([len(part) for part in came])))
-# %% experts: wrong, the expert is called for each part | is called 2 times; once is enough
-# -     done = expert(torch.cat(came))
-# -     back = all_to_all(list(done.split([len(part) for part in came])))
-# +     back = all_to_all([expert(part) for part in came])
+# %%% experts: wrong, who has nothing sends nothing | for ever
+# - def experts(tokens, chosen, expert, size, all_to_all):
+# + def experts(tokens, chosen, expert, size, all_to_all):
+# +     if len(tokens) == 0:
+# +         return tokens
+# [expert(part) for part in came] => list(expert(torch.cat(came)).split([len(part) for part in came]))
+# %%% experts: wrong, nothing is sent where there is one rank | right, but with 0 all-to-alls on a rank; two are wanted
+# - def experts(tokens, chosen, expert, size, all_to_all):
+# + def experts(tokens, chosen, expert, size, all_to_all):
+# +     if size == 1:
+# +         return expert(tokens)
+# [expert(part) for part in came] => list(expert(torch.cat(came)).split([len(part) for part in came]))
+# %%% experts: wrong, an all-to-all too many | all-to-alls; two are enough
+# - def experts(tokens, chosen, expert, size, all_to_all):
+# + def experts(tokens, chosen, expert, size, all_to_all):
+# +     lengths = all_to_all([torch.tensor([int((chosen == rank).sum())]) for rank in range(size)])
+# [expert(part) for part in came] => list(expert(torch.cat(came)).split([int(length) for length in lengths]))
+# %%% experts: wrong, answers of two numbers | raised RuntimeError
+# [expert(part) for part in came] => list(expert(torch.cat(came)).split([len(part) for part in came]))
+# empty_like(tokens) => empty(len(tokens), 2)
+# [rank] => [rank].float()
+# %%% experts: wrong, always float32 | a tensor of torch.float32; its tokens are of torch.float64
+# [expert(part) for part in came] => list(expert(torch.cat(came)).split([len(part) for part in came]))
+# empty_like(tokens) => empty(tokens.shape)
+# [rank] => [rank].float()
+# %%% experts: wrong, numbers of experts change | `chosen` of rank 0 has changed
+# [expert(part) for part in came] => list(expert(torch.cat(came)).split([len(part) for part in came]))
+# -         answers[chosen == rank] = back[rank]
+# +         answers[chosen == rank] = back[rank]
+# +         chosen[chosen == rank] = size
 # %% experts: wrong, an expert without tokens is not called | is not called; once is wanted
 # -     done = expert(torch.cat(came))
 # +     rows = torch.cat(came)
 # +     done = expert(rows) if len(rows) else rows
-# %% experts: wrong, who has nothing sends nothing | for ever
-def experts(tokens, chosen, expert, size, all_to_all):
-    if len(tokens) == 0:
-        return tokens
-    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
-    answers = torch.empty_like(tokens)
-    for rank in range(size):
-        answers[chosen == rank] = back[rank]
-    return answers
-
-
-# %%% experts: wrong, nothing is sent where there is one rank | right, but with 0 all-to-alls on a rank; two are wanted
-# len(tokens) == 0 => size == 1
-# return tokens => return expert(tokens)
-# %%% experts: wrong, an all-to-all too many | all-to-alls; two are enough
-# -     if len(tokens) == 0:
-# -         return tokens
-# +     lengths = all_to_all([torch.tensor([int((chosen == rank).sum())]) for rank in range(size)])
-# len(part) for part in came => int(length) for length in lengths
-# %% experts: wrong, answers of two numbers | raised RuntimeError
-def experts(tokens, chosen, expert, size, all_to_all):
-    came = all_to_all([tokens[chosen == rank] for rank in range(size)])
-    back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
-    answers = torch.empty(len(tokens), 2)
-    for rank in range(size):
-        answers[chosen == rank] = back[rank].float()
-    return answers
-
-
-# %%% experts: wrong, always float32 | a tensor of torch.float32; its tokens are of torch.float64
-# len(tokens), 2 => tokens.shape
-# %%% experts: wrong, answers in place of tokens | `tokens` of rank 0 have changed
-# -     answers = torch.empty(len(tokens), 2)
-# answers[chosen == rank] = back[rank].float() => tokens[chosen == rank] = back[rank]
-# answers => tokens
-# %%% experts: wrong, numbers of experts change | `chosen` of rank 0 has changed
-# empty(len(tokens), 2) => empty_like(tokens)
-# -         answers[chosen == rank] = back[rank].float()
-# +         answers[chosen == rank] = back[rank]
-# +         chosen[chosen == rank] = size
+# %% experts: wrong, answers in place of tokens | `tokens` of rank 0 have changed
+# => came = all_to_all([tokens[chosen == rank] for rank in range(size)])
+# => back = all_to_all(list(expert(torch.cat(came)).split([len(part) for part in came])))
+# => for rank in range(size):
+# =>     tokens[chosen == rank] = back[rank]
+# => return tokens
