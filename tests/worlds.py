@@ -10,10 +10,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+import rpcbench
 from rpcbench.base.config import WorldConfig
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current
@@ -57,6 +58,20 @@ def _world(configs: list[WorldConfig]) -> Iterator[list[Agent]]:
     finally:
         for agent in reversed(agents):
             agent.stop()
+
+
+def cluster_fixture(
+    size: int, scope: Literal["function", "module"] = "module", kinds: list[Any] | None = None, **options: Any
+) -> Any:
+    """A fixture for the file that names it: a cluster of `size` workers, one after another of each of these kinds."""
+
+    @pytest.fixture(scope=scope, params=kinds)
+    def cluster(request: pytest.FixtureRequest) -> Iterator[rpcbench.Cluster]:
+        kind = {"kind": request.param} if kinds else {}
+        with rpcbench.Cluster(size, **kind, **options) as made:
+            yield made
+
+    return cluster
 
 
 def until(condition: Callable[[], bool], what: str = "the condition") -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from worlds import until
+from worlds import cluster_fixture, until
 
 import rpcbench
 from rpcbench import autograd
@@ -18,12 +17,7 @@ from rpcbench.base.errors import RpcError, WorkerLostError
 from rpcbench.rpc import RRef, remote, rpc_sync
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(3) as made:
-        yield made
+cluster = cluster_fixture(3, scope="function")
 
 
 class InBackward(torch.autograd.Function):

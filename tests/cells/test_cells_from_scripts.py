@@ -12,18 +12,13 @@ import warnings
 
 import pytest
 from IPython import get_ipython
-from worlds import until
+from worlds import cluster_fixture, until
 
-from rpcbench import Cluster, RemoteError, RpcTimeoutError, UnknownWorkerError, WorkerLostError, rpc
+from rpcbench import RemoteError, RpcTimeoutError, UnknownWorkerError, WorkerLostError, rpc
 from rpcbench.cells.targets import TargetError
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with Cluster(2) as made:
-        yield made
+cluster = cluster_fixture(2)
 
 
 def test_run_pushes_variables_and_returns_values(cluster):

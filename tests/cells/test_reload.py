@@ -10,17 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from worlds import cluster_fixture
 
 import rpcbench
 from rpcbench.cells.reload import ModuleSource, execute_sources, read_source
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(1) as started:
-        yield started
+cluster = cluster_fixture(1, scope="function")
 
 
 @pytest.fixture

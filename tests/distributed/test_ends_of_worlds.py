@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from distributed_outcome import outcome, survivors_name_the_dead
-from worlds import until
+from worlds import cluster_fixture, until
 
 import rpcbench
 import rpcbench.distributed as dist
@@ -31,12 +31,7 @@ INIT = "import torch, rpcbench.distributed as dist\ndist.init_process_group('glo
 SUM = "dist.all_reduce(x := torch.ones(1)); x.item()"
 HANG_SECONDS = 25.0  # five times the limit; without a notice of the end it would be the group's timeout
 Deed = Callable[[], Any]
-
-
-@pytest.fixture
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(3) as made:
-        yield made
+cluster = cluster_fixture(3, scope="function")
 
 
 def begin(cluster: rpcbench.Cluster) -> None:

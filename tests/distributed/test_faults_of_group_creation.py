@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from distributed_outcome import outcome, survivors_name_the_dead
-from worlds import until
+from worlds import cluster_fixture, until
 
 import rpcbench
 import rpcbench.distributed as dist
@@ -25,12 +25,7 @@ pytestmark = pytest.mark.process
 
 HANG_SECONDS = 25.0  # five times the limit; torch itself would wait for minutes
 TIMEOUT = 200.0
-
-
-@pytest.fixture
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(3) as made:
-        yield made
+cluster = cluster_fixture(3, scope="function")
 
 
 def dies(*_: object, **__: object) -> None:

@@ -13,7 +13,7 @@ import addresses
 import pytest
 import torch
 from distributed_outcome import outcome
-from worlds import until
+from worlds import cluster_fixture, until
 
 import rpcbench
 import rpcbench.distributed as dist
@@ -21,11 +21,7 @@ from rpcbench.base.errors import CollectiveError, RpcTimeoutError
 from rpcbench.base.futures import wait_all
 from rpcbench.distributed import groups, stores
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(4, gpus="none") as made:
-        yield made
+cluster = cluster_fixture(4, gpus="none")
 
 
 @pytest.fixture

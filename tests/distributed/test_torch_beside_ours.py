@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as c10d
 from distributed_outcome import outcome
 from torch.distributed import distributed_c10d
-from worlds import PATIENCE, until
+from worlds import PATIENCE, cluster_fixture, until
 
 import rpcbench
 import rpcbench.distributed as dist
@@ -26,12 +25,7 @@ from rpcbench.distributed import groups, stores
 from rpcbench.distributed.stores import wait_until
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(2) as made:
-        yield made
+cluster = cluster_fixture(2)
 
 
 def of_torch() -> float:

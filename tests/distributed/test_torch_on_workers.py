@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psutil
 import pytest
 import torch
 from distributed_outcome import outcome
-from worlds import until
+from worlds import cluster_fixture, until
 
 import rpcbench
 import rpcbench.distributed as dist
@@ -20,12 +20,7 @@ from rpcbench.base.futures import wait_all
 pytestmark = pytest.mark.process
 
 HANG_SECONDS = 25.0  # torch itself would wait for half an hour, and we for a minute
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(3) as made:
-        yield made
+cluster = cluster_fixture(3)
 
 
 def of_torch() -> float:

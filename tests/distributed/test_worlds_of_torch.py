@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as c10d
 from distributed_outcome import outcome
-from worlds import until
+from worlds import cluster_fixture, until
 
 import rpcbench
 import rpcbench.distributed as dist
@@ -22,12 +21,7 @@ from rpcbench.distributed import groups
 from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(3) as made:
-        yield made
+cluster = cluster_fixture(3)
 
 
 def begin(rank: int, path: str) -> list[str]:

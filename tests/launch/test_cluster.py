@@ -19,7 +19,7 @@ import pytest
 import torch
 from launch_bench import gone
 from sizes import long
-from worlds import PATIENCE, stop, until
+from worlds import PATIENCE, cluster_fixture, stop, until
 
 import rpcbench
 from rpcbench.base.errors import (
@@ -35,13 +35,7 @@ from rpcbench.rpc import RRef, remote, rpc_sync
 from rpcbench.transport import stream
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[rpcbench.Cluster]:
-    """Two workers, for tests that leave the cluster as it was."""
-    with rpcbench.Cluster(2) as made:
-        yield made
+cluster = cluster_fixture(2)  # two workers, for tests that leave the cluster as it was
 
 
 def test_calls_run_in_the_processes_of_the_named_workers(cluster: rpcbench.Cluster) -> None:

@@ -21,6 +21,7 @@ import torch
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.provisioning import KernelProvisionerFactory
 from launch_bench import gone, until
+from worlds import cluster_fixture
 
 import rpcbench
 from rpcbench.autograd import backward, context, get_gradients
@@ -33,13 +34,7 @@ from rpcbench.runtime import current
 pytestmark = pytest.mark.process
 
 NUMBERS = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[rpcbench.Cluster]:
-    """Two kernels, for tests that leave the cluster as it was."""
-    with rpcbench.Cluster(2, kind="kernel") as made:
-        yield made
+cluster = cluster_fixture(2, kind="kernel")  # two kernels, for tests that leave the cluster as it was
 
 
 class Asked:

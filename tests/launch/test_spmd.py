@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from far_commands import LOCAL, provide
 from sizes import long
-from worlds import PATIENCE, until
+from worlds import PATIENCE, cluster_fixture, until
 
 import rpcbench
 import rpcbench.distributed
@@ -27,12 +27,7 @@ from rpcbench.cells.tracebacks import Failed
 from rpcbench.launch import spmd
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module", params=["process", *long("kernel")])
-def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with Cluster(3, kind=request.param) as made:
-        yield made
+shared = cluster_fixture(3, kinds=["process", *long("kernel")])
 
 
 @pytest.fixture

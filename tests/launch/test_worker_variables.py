@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 import torch
 from sizes import long
-from worlds import until
+from worlds import cluster_fixture, until
 
 import rpcbench
 from rpcbench import Cluster, SerializationError, UnknownVariableError, UnknownWorkerError, WorkerLostError
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(scope="module", params=["process", *long("kernel")])
-def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with Cluster(2, kind=request.param) as made:
-        yield made
+shared = cluster_fixture(2, kinds=["process", *long("kernel")])
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from worlds import cluster_fixture
 
 from rpcbench import Cluster
 from rpcbench.pipeline import Pipeline, PipelineError, split
@@ -25,10 +25,7 @@ RECOMPUTES = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(2) as made:
-        yield made
+cluster = cluster_fixture(2)
 
 
 def losses(cluster: Cluster, schedule: str, recompute: Any = "none") -> list[float]:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from worlds import cluster_fixture
 
 sys.path.append(str(Path(__file__).parents[2] / "notebooks"))  # workers take the path over
 
-import rpcbench
 
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(4) as cluster:
-        yield cluster
+four = cluster_fixture(4)

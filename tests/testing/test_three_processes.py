@@ -5,12 +5,10 @@ This process is the parent, worker1 the owner, worker2 the child; the request of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import three_processes as there
 from mutants import parents_do_not_wait_for_children
-from worlds import until
+from worlds import cluster_fixture, until
 
 import rpcbench
 from rpcbench.base.errors import WorkerLostError
@@ -19,12 +17,7 @@ from rpcbench.rpc import remote, rpc_async, rpc_sync
 from rpcbench.runtime import current
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def cluster() -> Iterator[rpcbench.Cluster]:
-    with rpcbench.Cluster(2) as made:
-        yield made
+cluster = cluster_fixture(2, scope="function")
 
 
 def share_and_drop() -> Future[list[int]]:
