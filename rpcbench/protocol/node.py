@@ -450,24 +450,27 @@ class Node:
             if isinstance(effect, fx.MemberLeft):
                 follow += self._member_left(effect)
             elif isinstance(effect, fx.MemberJoined):
-                follow += self._member_joined(effect.member)
+                follow += self._admit_member(effect.member)
             elif isinstance(effect, fx.Complete) and not effect.closing:
                 last.append(effect)  # carried out last: a thread that waits for it may end the process at once
+        for effect in effects:  # after all are admitted: a message of one may refer to another
+            if isinstance(effect, fx.MemberJoined):
+                follow += self._handle_early(effect.member.id)
         if last:
             effects = [effect for effect in effects if effect not in last]
         return effects + follow + self._assign_seqs(outbox) + last
 
-    def _member_joined(self, member: m.Member) -> Effects:
+    def _admit_member(self, member: m.Member) -> Effects:
         """Admit a new process, perhaps under the id of a departed one."""
         self.gone.pop(member.id, None)
         if self.delivery.find_pair(member.id, member.incarnation) is None:
             self.delivery.create_pair(member.id, member.incarnation)
         self.contexts.process_joined(member.id, member.incarnation)
-        effects = self._assign_seqs(self.rrefs.owner_joined(member.id, member.incarnation))
-        # It may have sent messages before the View that names it arrived here.
-        for early in self._early.pop(member.id, ()):
-            effects += self.handle_message(member.id, *early)
-        return effects
+        return self._assign_seqs(self.rrefs.owner_joined(member.id, member.incarnation))
+
+    def _handle_early(self, source: int) -> Effects:
+        """Handle the messages that a new process sent before the View that names it arrived here."""
+        return [effect for early in self._early.pop(source, ()) for effect in self.handle_message(source, *early)]
 
     def _incarnation_of(self, worker: int) -> int:
         member = self._process_of_worker(worker)

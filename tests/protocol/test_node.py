@@ -142,6 +142,32 @@ def test_an_early_message_survives_the_loss_of_an_older_incarnation_of_its_sende
     assert NoticeReceived(2, NOTICE) in effects and [*newcomer.all_tables()["owned"]] == ["0.0"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(("owner", "sender"), [(2, 3), (3, 2)])
+def test_an_owner_that_a_view_names_together_with_the_sender_of_an_early_call_is_asked_once(
+    owner: int, sender: int, restarted: bool
+) -> None:
+    """In each order of the two in the View; a predecessor of the owner may have been lost."""
+    node = Node(MEMBERS[1], None)
+    if restarted:
+        node.handle_message(0, 0, m.View(4, MEMBERS, (), False, True), 0.0)
+        losses, past = (m.Loss(2, "killed"), m.Loss(3, "killed")), (m.Past(2, 0), m.Past(3, 0))
+        node.handle_message(0, 1, m.View(5, MEMBERS[:2], losses, False, True, past), 0.0)
+    else:
+        node.handle_message(0, 0, m.View(4, MEMBERS[:2], (), False, True), 0.0)
+        node.handle_message(0, 1, m.View(5, MEMBERS[:2], (), False, True), 0.0)
+    fork = m.Fork(Id(owner, 7, restarted), owner, Id(sender, 8, restarted), sender, "", int(restarted))
+    call = m.Call(1, "f", None, (fork,), None, m.EMPTY)
+    assert node.handle_message(sender, FROM_SUCCESSOR if restarted else 0, call, 0.0) == []
+    view = m.View(
+        6, (*MEMBERS[:2], *(each._replace(incarnation=int(restarted)) for each in MEMBERS[2:])), (), False, True
+    )
+    effects = node.handle_message(0, 2, view, 0.0)
+    assert not any(isinstance(effect, OwnerLost) for effect in effects)
+    requests = [effect for effect in effects if isinstance(effect, Send) and type(effect.message) is m.ForkRequest]
+    assert [request.to for request in requests] == [owner]
+
+
 def test_a_node_of_a_later_incarnation_can_send_to_itself_before_it_is_admitted() -> None:
     node = Node(MEMBERS[1]._replace(incarnation=1), None)
     (send,) = [effect for effect in node.send_message(1, NOTICE) if isinstance(effect, Send)]
