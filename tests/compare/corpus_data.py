@@ -6,57 +6,35 @@ import torch
 import torch.distributed as dist
 from parts import (
     LABELS,
+    NET,
+    PARAMETERS,
     WIDTH,
     Gather,
     Net,
     SumBothWays,
-    average_gradients,
     backward_of_rows,
-    cut_feeds,
+    cut_net,
     loss_of,
     make_net,
+    net_in_ddp,
+    net_in_fsdp,
+    net_on_each,
     rows_of,
     seeded,
     share,
+    step_by_hand,
     step_net,
     sum_plainly,
 )
-from program import Program
+from program import REDUCE, TIMES, Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-NET = (make_net, step_net)
-
 
 # -- right programs, from which wrong ones differ
-def net_on_each(mesh: DeviceMesh) -> nn.Module:
-    return make_net()
-
-
-def net_in_ddp(mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(make_net(), process_group=mesh.get_group("dp"))
-
-
-def net_in_fsdp(mesh: DeviceMesh) -> nn.Module:
-    model = make_net()
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh["dp"])
-    return fully_shard(model, mesh=mesh["dp"])
-
-
-def net_cut_for_rows(mesh: DeviceMesh) -> nn.Module:
-    return cut_feeds(make_net(), mesh.get_group("tp"))
-
-
-def step_by_hand(model: nn.Module, mesh: DeviceMesh) -> Tensor:
-    loss = backward_of_rows(model, mesh)
-    average_gradients(model, mesh.get_group("dp"))
-    return loss
-
-
 # -- gradients: no reduction, two, and others than the mean over `dp`
 def step_of_inner_module(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     """The call goes round the wrapper, so DDP does not reduce."""
@@ -96,7 +74,7 @@ def step_over_world(model: nn.Module, mesh: DeviceMesh) -> Tensor:
 
 
 def cut_net_in_fsdp(mesh: DeviceMesh) -> nn.Module:
-    model = fully_shard(net_cut_for_rows(mesh), mesh=mesh["dp"])
+    model = fully_shard(cut_net(mesh), mesh=mesh["dp"])
     model.set_force_sum_reduction_for_comms(True)  # gloo has no mean
     return model
 
@@ -314,12 +292,9 @@ def step_branches_skipped(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return loss
 
 
-PARAMETERS = tuple(name for name, _ in make_net().named_parameters())
-REDUCE = r"reduc|summand|add(s|ed)? up|partial|\bsum|averag|\bmean"
-TIMES = r"times|factor|divid|scal|twice|double|\bsum|\bmean|too (large|small|great)"
 DP4, DP_TP = {"dp": 4}, {"dp": 2, "tp": 2}
 BY_HAND, IN_DDP = (net_on_each, step_by_hand), (net_in_ddp, backward_of_rows)
-BY_HAND_CUT = (net_cut_for_rows, step_by_hand)
+BY_HAND_CUT = (cut_net, step_by_hand)
 
 PROGRAMS = [
     Program(
@@ -334,7 +309,7 @@ PROGRAMS = [
     ),
     Program("gradients_summed", NET, BY_HAND, (net_on_each, step_with_sum), DP4, "gradient", PARAMETERS, TIMES),
     Program(
-        "gradients_divided_by_world_size", NET, BY_HAND_CUT, (net_cut_for_rows, step_over_world_size), DP_TP,
+        "gradients_divided_by_world_size", NET, BY_HAND_CUT, (cut_net, step_over_world_size), DP_TP,
         "gradient", PARAMETERS, TIMES,
     ),
     Program(
@@ -342,7 +317,7 @@ PROGRAMS = [
         (cut_net_in_fsdp_divided, backward_of_rows), DP_TP, "gradient", PARAMETERS, TIMES,
     ),
     Program(
-        "gradients_over_world", NET, BY_HAND_CUT, (net_cut_for_rows, step_over_world), DP_TP, "gradient",
+        "gradients_over_world", NET, BY_HAND_CUT, (cut_net, step_over_world), DP_TP, "gradient",
         tuple(name for name in PARAMETERS if name.endswith((".up.weight", ".up.bias", ".down.weight"))),
         r"group|dimension|\btp\b|none of the ways|equal|same",
     ),
@@ -355,7 +330,7 @@ PROGRAMS = [
         "loss", ("loss", "head", ""), r"count|token|label|mean|weigh|normali|valid",
     ),
     Program(
-        "loss_metric_over_world", NET, (net_cut_for_rows, step_metric), (net_cut_for_rows, step_metric_of_world),
+        "loss_metric_over_world", NET, (cut_net, step_metric), (cut_net, step_metric_of_world),
         DP_TP, "loss", ("loss", "head", ""), TIMES,
     ),
     Program(

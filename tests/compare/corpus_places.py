@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from parts import (
+    LM,
     Attention,
     ColumnLinear,
+    Exchange,
     Gather,
     GatherSame,
     Lm,
@@ -21,12 +23,10 @@ from parts import (
     step_lm,
     words_of,
 )
-from program import Program
+from program import REDUCE, Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
-
-LM = (make_lm, step_lm)
 
 
 # -- context parallel: keys and values of all places come to each rank
@@ -60,7 +60,7 @@ class WideAttentionPlain(WideAttention):
         return torch.cat(parts, 2)
 
 
-def lm_of_attention(kind: type[WideAttention], mesh: DeviceMesh) -> Lm:
+def lm_of_attention(kind: type[Attention], mesh: DeviceMesh) -> Lm:
     model = make_lm()
     for block in model.blocks:
         block.attention.__class__, block.attention.group = kind, mesh.get_group("cp")
@@ -77,6 +77,41 @@ def lm_with_unmoved_mask(mesh: DeviceMesh) -> nn.Module:
 
 def lm_with_plain_gather(mesh: DeviceMesh) -> nn.Module:
     return lm_of_attention(WideAttentionPlain, mesh)
+
+
+class HeadsAttention(Attention):
+    """An all-to-all before and after: this rank has all places of some heads."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (self.change(each, 1, 2) for each in (query, key, value))
+        read = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.change_back(read)
+
+    def change(self, x: Tensor, cut_dim: int, whole_dim: int) -> Tensor:
+        """Cut along one dimension in place of another."""
+        ranks = dist.get_world_size(self.group)
+        parts = torch.stack(x.chunk(ranks, cut_dim))
+        came = Exchange.apply(parts, [1] * ranks, [1] * ranks, self.group)
+        return torch.cat(list(came), whole_dim)
+
+    def change_back(self, x: Tensor) -> Tensor:
+        return self.change(x, 2, 1)
+
+
+class HeadsAttentionMixed(HeadsAttention):
+    """The heads of the ranks come back interleaved: `flatten` has the two dimensions in the wrong order."""
+
+    def change_back(self, x: Tensor) -> Tensor:
+        heads = super().change_back(x)
+        return heads.unflatten(1, (dist.get_world_size(self.group), -1)).transpose(1, 2).flatten(1, 2)
+
+
+def lm_by_heads(mesh: DeviceMesh) -> nn.Module:
+    return lm_of_attention(HeadsAttention, mesh)
+
+
+def lm_by_mixed_heads(mesh: DeviceMesh) -> nn.Module:
+    return lm_of_attention(HeadsAttentionMixed, mesh)
 
 
 def backward_of_places(model: nn.Module, mesh: DeviceMesh, x: Tensor, y: Tensor) -> Tensor:
@@ -251,7 +286,6 @@ def step_slices_without_bias(model: nn.Module, mesh: DeviceMesh) -> Tensor:
 
 NAMES = tuple(name for name, _ in make_lm().named_parameters())
 NORMS = tuple(name for name in NAMES if "norm" in name)
-REDUCE = r"reduc|summand|add(s|ed)? up|partial|\bsum|averag|\bmean"
 CP4, CP2, TP2 = {"cp": 4}, {"cp": 2}, {"tp": 2}
 CONTEXT = (lm_in_context, step_places)
 
@@ -268,6 +302,10 @@ PROGRAMS = [
         "keys_gathered_without_backward", LM, CONTEXT, (lm_with_plain_gather, step_places), CP2, "backward",
         ("blocks.0.attention.key", "blocks.0.attention.value"),
         rf"{REDUCE}|gather|differentia|backward|none of the ways",
+    ),
+    Program(
+        "heads_in_other_order", LM, (lm_by_heads, step_places), (lm_by_mixed_heads, step_places), CP2, "forward",
+        ("blocks.0.attention", "blocks.0.attention.out"), r"order|permut|other|none of the ways",
     ),
     Program(
         "targets_shifted_after_cut", LM, CONTEXT, (lm_in_context, step_shifted_after_cut), CP4, "loss",

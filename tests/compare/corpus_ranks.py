@@ -5,35 +5,27 @@ from __future__ import annotations
 import torch
 from parts import (
     LABELS,
+    NET,
+    PARAMETERS,
     WIDTH,
     Net,
-    average_gradients,
     backward_of_rows,
     cut_feeds,
+    cut_net,
     make_net,
+    net_in_ddp,
+    net_on_each,
     optimizer_of,
     seeded,
+    step_by_hand,
     step_net,
     step_net_on_ranks,
     sum_plainly,
 )
-from program import Program
+from program import DIFFER, Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-
-NET = (make_net, step_net)
-
-
-def net_on_each(mesh: DeviceMesh) -> nn.Module:
-    return make_net()
-
-
-def step_by_hand(model: nn.Module, mesh: DeviceMesh) -> Tensor:
-    loss = backward_of_rows(model, mesh)
-    average_gradients(model, mesh.get_group("dp"))
-    return loss
 
 
 # -- parameters at the beginning
@@ -49,10 +41,6 @@ def net_with_stale_weight(mesh: DeviceMesh) -> nn.Module:
 def net_of_own_seed(mesh: DeviceMesh) -> nn.Module:
     """A seed for each rank is right for the order of rows, and wrong for parameters."""
     return seeded(Net, 17 + mesh.get_local_rank())
-
-
-def cut_net(mesh: DeviceMesh) -> nn.Module:
-    return cut_feeds(make_net(), mesh.get_group("tp"))
 
 
 def cut_net_of_own_head(mesh: DeviceMesh) -> nn.Module:
@@ -121,10 +109,6 @@ def step_momentum_unless_large(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     if loss < 1.8:
         optimizer.step()
     return loss
-
-
-def net_in_ddp(mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(make_net(), process_group=mesh.get_group("dp"))
 
 
 def step_decay(model: nn.Module) -> Tensor:
@@ -260,8 +244,6 @@ def step_cut_drop_of_own_seed(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return step_net(model)
 
 
-PARAMETERS = tuple(name for name, _ in make_net().named_parameters())
-DIFFER = r"differ|not equal|unequal|disagree|same|alone|other values|rank"
 MASKS = r"dropout|mask|random"
 DP4, TP4 = {"dp": 4}, {"tp": 4}
 BY_HAND = (net_on_each, step_by_hand)

@@ -17,7 +17,7 @@ from parts import (
     step_lm,
     words_of,
 )
-from program import Program
+from program import TIMES, Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -232,7 +232,6 @@ def step_experts_averaged(model: nn.Module, mesh: DeviceMesh) -> Tensor:
 
 
 EXPERTS = tuple(name for name, _ in make_experts().named_parameters() if ".experts." in name)
-TIMES = r"times|factor|divid|scal|twice|double|\bsum|\bmean|too (large|small|great)"
 PP, DP4 = {"pp": 2}, {"dp": 4}
 EXPERTS_ALONE, EXPERTS_RIGHT = (make_experts, step_experts), (expert_of_rank, step_experts_on_ranks)
 

@@ -5,40 +5,32 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from parts import (
+    NET,
+    PARAMETERS,
     ColumnLinear,
     RowLinear,
-    average_gradients,
     backward_of_rows,
     cut_feeds,
+    cut_net,
     loss_of,
     make_net,
+    net_in_ddp,
+    net_in_fsdp,
+    net_on_each,
     optimizer_of,
     rows_of,
     share,
+    step_by_hand,
     step_net,
     sum_plainly,
 )
-from program import Program
+from program import REDUCE, TIMES, Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
-NET = (make_net, step_net)
 PARTS = 2  # micro-batches
-
-
-def net_on_each(mesh: DeviceMesh) -> nn.Module:
-    return make_net()
-
-
-def net_in_ddp(mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(make_net(), process_group=mesh.get_group("dp"))
-
-
-def net_in_fsdp(mesh: DeviceMesh) -> nn.Module:
-    return fully_shard(make_net(), mesh=mesh["dp"])
 
 
 # -- micro-batches
@@ -196,12 +188,6 @@ def step_clipped_before_unscale(model: nn.Module, mesh: DeviceMesh) -> Tensor:
 
 
 # -- bfloat16
-def step_by_hand(model: nn.Module, mesh: DeviceMesh) -> Tensor:
-    loss = backward_of_rows(model, mesh)
-    average_gradients(model, mesh.get_group("dp"))
-    return loss
-
-
 def net_in_fsdp_float32(mesh: DeviceMesh) -> nn.Module:
     return fully_shard(make_net(), mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
 
@@ -230,10 +216,6 @@ def step_autocast(model: nn.Module) -> Tensor:
 
 def step_autocast_on_ranks(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return step_autocast(model)
-
-
-def cut_net(mesh: DeviceMesh) -> nn.Module:
-    return cut_feeds(make_net(), mesh.get_group("tp"))
 
 
 class RowLinearAlone(RowLinear):
@@ -281,9 +263,6 @@ def cut_small_without_copy(mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-PARAMETERS = tuple(name for name, _ in make_net().named_parameters())
-REDUCE = r"reduc|summand|add(s|ed)? up|partial|\bsum|averag|\bmean"
-TIMES = r"times|factor|divid|scal|twice|double|\bsum|\bmean|too (large|small|great)"
 DP4, DP2, TP2 = {"dp": 4}, {"dp": 2}, {"tp": 2}
 
 PROGRAMS = [

@@ -6,6 +6,9 @@ import torch
 import torch.distributed as dist
 from parts import (
     HEADS,
+    LM,
+    NET,
+    PARAMETERS,
     WIDTH,
     ColumnLinear,
     CopyTo,
@@ -17,6 +20,8 @@ from parts import (
     cut,
     cut_feeds,
     cut_heads,
+    cut_lm,
+    cut_net,
     heads_of,
     loss_of,
     make_lm,
@@ -29,24 +34,13 @@ from parts import (
     step_net_on_ranks,
     sum_plainly,
 )
-from program import Program
+from program import REDUCE, Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
-NET = (make_net, step_net)
-LM = (make_lm, step_lm)
-
 
 # -- a right program, from which several wrong ones differ
-def cut_net(mesh: DeviceMesh) -> nn.Module:
-    return cut_feeds(make_net(), mesh.get_group("tp"))
-
-
-def cut_lm(mesh: DeviceMesh) -> Lm:
-    return cut_feeds(cut_heads(make_lm(), mesh.get_group("tp")), mesh.get_group("tp"))
-
-
 # -- forward: what a row-parallel layer does with its parts
 class RowLinearAlone(RowLinear):
     """Without the all-reduce."""
@@ -312,9 +306,7 @@ def step_clipped_without_one(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return step_clipped_on_ranks(model, mesh, "blocks.0.up.weight")
 
 
-NET_PARAMETERS = tuple(name for name, _ in make_net().named_parameters())
 NORM = r"norm|clip|scal|factor"
-REDUCE = r"reduc|summand|add(s|ed)? up|partial|\bsum"
 TP4, TP2 = {"tp": 4}, {"tp": 2}
 RIGHT_NET, RIGHT_LM = (cut_net, step_net_on_ranks), (cut_lm, step_lm_on_ranks)
 
@@ -379,10 +371,10 @@ PROGRAMS = [
     ),
     Program(
         "clip_over_local_shards", (make_net, step_clipped), (cut_net, step_clipped_on_ranks),
-        (cut_net, step_clipped_here), TP4, "gradient", NET_PARAMETERS, NORM,
+        (cut_net, step_clipped_here), TP4, "gradient", PARAMETERS, NORM,
     ),
     Program(
         "norm_without_a_cut_parameter", (make_net, step_clipped), (cut_net, step_clipped_on_ranks),
-        (cut_net, step_clipped_without_one), TP4, "gradient", NET_PARAMETERS, NORM,
+        (cut_net, step_clipped_without_one), TP4, "gradient", PARAMETERS, NORM,
     ),
 ]  # fmt: skip

@@ -5,19 +5,23 @@ from __future__ import annotations
 import torch
 from parts import (
     HEADS,
+    LM,
+    NET,
+    PARAMETERS,
     WIDTH,
     Lm,
     backward_of_rows,
     heads_of,
     make_lm,
     make_net,
+    net_in_fsdp,
     seeded,
     step_lm,
     step_lm_on_ranks,
     step_net,
     step_net_on_ranks,
 )
-from program import Program
+from program import REDUCE, Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -32,7 +36,6 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-NET, LM = (make_net, step_net), (make_lm, step_lm)
 Plan = dict[str, ParallelStyle]
 
 
@@ -184,10 +187,6 @@ def shared_key_by_plan_as_whole(mesh: DeviceMesh) -> nn.Module:
 
 
 # -- clipping
-def net_in_fsdp(mesh: DeviceMesh) -> nn.Module:
-    return fully_shard(make_net(), mesh=mesh["dp"])
-
-
 def step_clipped(model: nn.Module) -> Tensor:
     loss = step_net(model)
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -208,8 +207,6 @@ def step_clipped_locally(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return loss
 
 
-PARAMETERS = tuple(name for name, _ in make_net().named_parameters())
-REDUCE = r"reduc|summand|add(s|ed)? up|partial|\bsum"
 TP4, TP2, DP4, DP_TP = {"tp": 4}, {"tp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}
 
 PROGRAMS = [

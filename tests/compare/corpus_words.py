@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import torch.distributed as dist
 from parts import (
+    LM,
     WORDS,
     ColumnLinear,
     Lm,
     SumOver,
     VocabularyEmbedding,
-    cut_feeds,
-    cut_heads,
+    cut_lm,
     loss_of,
     make_lm,
     seeded,
-    step_lm,
     step_lm_on_ranks,
     words_of,
 )
-from program import Program
+from program import REDUCE, Program
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
-
-LM = (make_lm, step_lm)
-
-
-def cut_lm(mesh: DeviceMesh) -> Lm:
-    return cut_feeds(cut_heads(make_lm(), mesh.get_group("tp")), mesh.get_group("tp"))
 
 
 # -- embeddings
@@ -165,7 +158,6 @@ def cut_uneven_short(mesh: DeviceMesh) -> nn.Module:
 
 
 TP4 = {"tp": 4}
-REDUCE = r"reduc|summand|add(s|ed)? up|partial|\bsum"
 
 PROGRAMS = [
     Program(

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 16
 HEADS = 4
@@ -380,3 +382,38 @@ def cut_heads(model: Lm, group: ProcessGroup) -> Lm:
             setattr(attention, name, ColumnLinear(getattr(attention, name), group))
         attention.out = RowLinear(attention.out, group)
     return model
+
+
+# -- right programs, from which many others differ
+NET, LM = (make_net, step_net), (make_lm, step_lm)
+PARAMETERS = tuple(name for name, _ in make_net().named_parameters())
+
+
+def net_on_each(mesh: DeviceMesh) -> Any:
+    return make_net()
+
+
+def net_in_ddp(mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(make_net(), process_group=mesh.get_group("dp"))
+
+
+def net_in_fsdp(mesh: DeviceMesh) -> Any:
+    model = make_net()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def cut_net(mesh: DeviceMesh) -> Any:
+    return cut_feeds(make_net(), mesh.get_group("tp"))
+
+
+def cut_lm(mesh: DeviceMesh) -> Any:
+    return cut_feeds(cut_heads(make_lm(), mesh.get_group("tp")), mesh.get_group("tp"))
+
+
+def step_by_hand(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    """Rows over `dp`, and gradients averaged by hand."""
+    loss = backward_of_rows(model, mesh)
+    average_gradients(model, mesh.get_group("dp"))
+    return loss

@@ -10,6 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 PHASES = ("", "initial", "forward", "loss", "backward", "gradient", "step")
 
+# Words of explanations that many programs share.
+REDUCE = r"reduc|summand|add(s|ed)? up|partial|\bsum|averag|\bmean"
+TIMES = r"times|factor|divid|scal|twice|double|\bsum|\bmean|too (large|small|great)"
+DIFFER = r"differ|(not|un) ?equal|disagree|not the same|alone|other values|(one|some) ranks?\b|rank \d"
+
 Alone = tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor]]
 OnRanks = tuple[Callable[[DeviceMesh], nn.Module], Callable[[nn.Module, DeviceMesh], Tensor]]
 
