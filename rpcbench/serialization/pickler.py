@@ -59,6 +59,8 @@ from rpcbench.serialization.tensors import SMALL, Buffer
 from rpcbench.wire.messages import EMPTY, Body
 
 _PROTOCOL = 5
+FindExternal = Callable[..., object]
+"""`Externals.find_external`."""
 _SPAWNED = "__mp_main__"
 """The name of `__main__` in processes started by multiprocessing, all of which have it."""
 _SHORT = 1 << 12
@@ -138,10 +140,9 @@ class Codec:
     def encode_plainly(self, value: object) -> Encoded | None:
         return fast_path.encode_plain(value)
 
-    def encode_plain_call(self, function: Any, args: tuple[Any, ...], name_of: fast_path.Name | None) -> Encoded | None:
-        """Encode a call without keyword arguments. `name_of`: as `Externals.name_of_external`, for externals sent by
-        name alone."""
-        return fast_path.encode_call(function, args, _REDUCERS, name_of)
+    def encode_plain_call(self, function: Any, args: tuple[Any, ...]) -> Encoded | None:
+        """Encode a call without keyword arguments."""
+        return fast_path.encode_call(function, args, _REDUCERS)
 
     def encode_fully(
         self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route
@@ -215,7 +216,7 @@ class Codec:
         external = None if externals is None else externals.find_external
         try:
             if fast_path.is_fast_payload(payload):
-                return fast_path.open_payload(pickle.loads(payload), received, _find_object, external)
+                return fast_path.open_payload(pickle.loads(payload), _find_object)
             buffers = buffers[used:]
             unpickler = _Unpickler(io.BytesIO(payload), buffers=_writable_buffers(buffers) if buffers else None)
             unpickler.tables = None
@@ -337,7 +338,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _Unpickler(pickle.Unpickler):
     """An unpickler that resolves the by-reference slots of one message."""
 
-    parts: tuple[CodeCache, list[torch.Tensor], fast_path.External | None]  # the arguments of `tables`
+    parts: tuple[CodeCache, list[torch.Tensor], FindExternal | None]  # the arguments of `tables`
     tables: _Tables | None  # made for the first slot: many payloads have none
 
     def find_class(self, module: str, name: str) -> Any:
@@ -363,7 +364,7 @@ class _Tables:
 
     # Not a part of the unpickler, which keeps the methods that `find_class` returns: in a reference cycle, it would
     # keep RRefs alive until the next garbage collection.
-    def __init__(self, code: CodeCache, received: list[torch.Tensor], external: fast_path.External | None) -> None:
+    def __init__(self, code: CodeCache, received: list[torch.Tensor], external: FindExternal | None) -> None:
         self._code = code
         self._tensors = received
         self._external = external
@@ -373,13 +374,17 @@ class _Tables:
         return getattr(self._code if name in ("make_slot", "fill_slot") else self, name)
 
     def tensor_slot(self, index: int) -> torch.Tensor:
-        return fast_path.find_tensor(self._tensors, index)
+        if not 0 <= index < len(self._tensors):
+            raise ProtocolError(f"a message mentions tensor {index}, but has {len(self._tensors)}")
+        return self._tensors[index]
 
     def subclass_slot(self, index: int, kind: type[torch.Tensor], state: Any) -> torch.Tensor:
         return tensor_types.restore_subclass(kind, self.tensor_slot(index), state)
 
     def external_slot(self, *name: Any) -> object:
-        return fast_path.find_external(self._external, name)
+        if self._external is None:
+            raise ProtocolError(f"a message mentions external {name}, where none can be")
+        return self._external(*name)
 
 
 def _writable_buffers(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
