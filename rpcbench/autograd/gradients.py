@@ -47,7 +47,6 @@ class LeafGradients:
         return len(self._held)
 
     def leaves_with_gradient(self) -> list[Tensor]:
-        """Return the leaves with a gradient."""
         return list(self._held)  # one step of the interpreter, so an observer need not wait for the lock
 
     def copy(self) -> dict[Tensor, Tensor]:
@@ -66,7 +65,6 @@ class LeafGradients:
         return held
 
     def add_gradients(self, leaves: Leaves) -> None:
-        """Add gradients of leaves to the present ones."""
         own, held = _unshare_gradients(leaves), self._held  # copies are made before the lock is taken
         with self._adding:
             for leaf, gradient in own:
@@ -76,7 +74,6 @@ class LeafGradients:
                 held[leaf] = gradient
 
     def replace_gradients(self, leaves: Leaves) -> None:
-        """Replace the gradients of these leaves."""
         own = _unshare_gradients(leaves)
         with self._adding:
             self._held.update(own)

@@ -120,18 +120,15 @@ _RECV: type = RecvRpc._backward_cls
 
 
 def is_leaf(node: Node) -> bool:
-    """Return whether the node is the AccumulateGrad of a leaf tensor."""
     return type(node) is _LEAF
 
 
 def leaf_of(node: Any) -> Tensor:
-    """Return the leaf tensor of an AccumulateGrad node."""
     leaf: Tensor = node.variable
     return leaf
 
 
 def is_recv(node: Node) -> bool:
-    """Return whether the node is that of a received message."""
     return type(node) is _RECV
 
 

@@ -306,7 +306,6 @@ class GraphEvents:
 
     @_while_watched
     def message_received(self, context: int, message: int, source: int) -> None:
-        """Note a message that has arrived."""
         if (seen := self._graph_of_context(context)) is not None:
             seen.recvs[message] = source
             self.report_change("MessageReceived", context)

@@ -188,7 +188,6 @@ class Future(_Base[T]):
             self._complete_torch(*outcome)
 
     def _complete_torch(self, value: Any, error: BaseException | None) -> None:
-        """Complete torch's side."""
         if error is None:
             super().set_result(value)
             return

@@ -416,7 +416,6 @@ class CallOutput:
             agent.hooks.on_end.append(lambda: self._shell.events.unregister("pre_run_cell", self._begin_cell))
 
     def open_call_buffer(self, worker: int) -> OutputBuffer:
-        """Return the buffer for the output of a call on a worker."""
         name = self._agent.links.members.member_name(worker)
         with self._lock:
             area = CallArea(self._display, name)

@@ -71,12 +71,10 @@ class CellHistories:
         self._of: dict[str, WorkerHistory] = {}
 
     def record_cell(self, worker: str, cell: Cell) -> None:
-        """Record that the worker has run the cell."""
         with self._lock:
             self._of.setdefault(worker, WorkerHistory()).record_cell(cell)
 
     def pop_history(self, worker: str) -> WorkerHistory:
-        """Remove and return the worker's history."""
         with self._lock:
             return self._of.pop(worker, WorkerHistory())
 

@@ -212,7 +212,6 @@ class OutputStream:
 
     @property
     def has_running_cell(self) -> bool:
-        """Whether a cell runs."""
         return self._key is not None
 
     def write(self, stream: str, text: str) -> None:

@@ -71,7 +71,6 @@ def split(name: str, value: Any, count: int, dim: Dimension = 0) -> Parts:
 
 
 def _size_along(name: str, value: Any, dim: Dimension) -> int:
-    """Return the size along a dimension."""
     if isinstance(value, torch.Tensor | numpy.ndarray):
         try:
             size = value.size(dim) if isinstance(value, torch.Tensor) else value.shape[dim]  # type: ignore[arg-type]

@@ -235,7 +235,6 @@ class InputRequests:
 
 
 def _prompt_user(question: InputRequest) -> str:
-    """Ask the user and return the answer."""
     # Looked up now: a kernel replaces these functions by its own; in a terminal they are Python's.
     read_input = getpass.getpass if question.password else builtins.input
     return read_input(f"[{question.asker.name}] {question.prompt}")

@@ -161,7 +161,6 @@ class _CommProxy:
         self.turns: ReorderBuffer[Message] = ReorderBuffer()  # messages from it
 
     def send_message(self, message: Message) -> None:
-        """Send a message to the front ends."""
         kind, rest = message["kind"], {part: message[part] for part in ("data", "metadata", "buffers")}
         try:
             if kind == "comm_open":

@@ -102,7 +102,6 @@ _PATHS = ModulePaths()
 
 @lru_cache(maxsize=4096)
 def _is_of_library(file: str) -> bool:
-    """Return whether a file is of an installed package."""
     return any(part in file for part in _LIBRARIES)
 
 

@@ -106,7 +106,6 @@ def compare_exchange(member: GroupMember, gives: Sequence[int], takes: Sequence[
 
 
 def _is_equal_on_all(member: GroupMember, words: str) -> bool:
-    """Return whether all descriptions are equal."""
     # One small all-reduce: with MAX of d and of -d, the largest and the smallest digest are equal iff all are. 7 bytes
     # of digest fit a signed int64.
     mine = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest())
@@ -116,7 +115,6 @@ def _is_equal_on_all(member: GroupMember, words: str) -> bool:
 
 
 def _gather_words(member: GroupMember, words: str) -> list[str]:
-    """Return the descriptions of all ranks."""
     if len(member.ranks) == 1:
         return [words]
     notes = [torch.empty(NOTE, dtype=torch.uint8, device=member.notes_device) for _ in member.ranks]
@@ -130,7 +128,6 @@ def write_note(text: str) -> torch.Tensor:
 
 
 def read_note(note: torch.Tensor) -> str:
-    """Return the text of a note."""
     return bytes(note.tolist()).rstrip(b"\0").decode(errors="ignore")
 
 

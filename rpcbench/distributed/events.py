@@ -140,7 +140,6 @@ class CollectiveEvents:
                 self.record_end(part, failed=True)
 
     def drop_ended_parts(self, scope: str) -> None:
-        """Drop the ended parts of one scope."""
         with self._lock:
             dropped = [part for part in self._ended if part.scope == scope]
             for part in dropped:

@@ -87,12 +87,10 @@ class BlockingExecutor:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a job runs or is queued."""
         last = self._last
         return last is not None and not last.done
 
     def submit_job(self, job: Callable[[], T]) -> Pending[T]:
-        """Submit a job."""
         pending = Pending(job, self._notify_done)
         with self._lock:  # so that `_last` is the last in the queue, and only one thread is started
             self._last = pending  # type: ignore[assignment]

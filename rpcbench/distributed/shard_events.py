@@ -103,7 +103,6 @@ class WatchedModel:
         self.read_gradients()
 
     def remove_hooks(self) -> None:
-        """Remove all hooks."""
         while self._undo:
             self._undo.pop()()
 
@@ -151,7 +150,6 @@ class WatchedModel:
             self._bus.record_change("ModelChanged", "models", self.key, self.model_row)
 
     def report_rows(self) -> None:
-        """Report all rows."""
         self._report_model()
         for row in self.rows:
             self._bus.record_change("ShardChanged", "shards", row.key, row.shard_row)

@@ -177,7 +177,6 @@ def host_store_at(address: str) -> int:
 
 
 def _is_alive(store: Store) -> bool:
-    """Return whether the store's host is alive."""
     try:
         store.check([""])  # any request: it fails where the connection has ended
     except RuntimeError:

@@ -388,7 +388,6 @@ class TorchCollectives:
 
     @staticmethod
     def _count_transfers(seen: SeenOperation) -> None:
-        """Count the transfers of which an operation consists."""
         if (group := seen.group) is not None and seen.name in _TRANSFERS:
             with group.lock:
                 assert group.transfers is not None
@@ -413,7 +412,6 @@ class TorchCollectives:
         return count
 
     def _make_part(self, seen: SeenOperation, group: WatchedGroup) -> CollectivePart:
-        """Return this rank's part of an operation."""
         name, args, op = seen.name, seen.args, _OPS[seen.name]
         tensors = [] if name in _BARRIERS else _flatten_tensors(args[op.tensors])
         shape = Layouts((each.dtype, each.shape) for each in tensors)

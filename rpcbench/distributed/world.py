@@ -173,7 +173,6 @@ def _find_obstacle(place: InitMethod) -> RpcError | None:
 
 
 def _join_round(shared: Store, place: InitMethod) -> tuple[int, int]:
-    """Return round and rank of this process."""
     if place.rank >= 0:  # the n-th try of each rank belongs to round n
         return shared.add(f"{place.world_size}/tries/{place.rank}", 1), place.rank
     number, rank = divmod(shared.add(f"{place.world_size}/tries", 1) - 1, place.world_size)
@@ -297,7 +296,6 @@ class World:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a job runs or is queued."""
         return any(executor.is_busy for executor in list(self._executors.values()))
 
     def is_group_busy(self, group: str) -> bool:
@@ -310,7 +308,6 @@ class World:
         )
 
     def raise_if_broken(self) -> None:
-        """Raise the reason if this world is broken."""
         if (reason := self.failure_reason()) is not None:
             raise reason
 
@@ -404,7 +401,6 @@ class World:
                 _abort_group(group)
 
     def torch_groups(self) -> list[Any]:
-        """Return torch's groups of this world."""
         return [each for each in list(c10d.distributed_c10d._world.pg_map) if isinstance(each, c10d.ProcessGroup)]
 
     # -- the rank at fault
@@ -453,7 +449,6 @@ class World:
         return [rank for rank, who in enumerate(self.ranks) if who.has_ended()]
 
     def lost_ranks_error(self, ranks: Sequence[int], how: str) -> WorkerLostError:
-        """Return the error for the loss of these ranks."""
         names = ", ".join(self.rank_label(rank) for rank in ranks)
         return WorkerLostError(
             f"{names} of the process group {'are' if len(ranks) > 1 else 'is'} gone, {how}. {RETRY_HINT}"

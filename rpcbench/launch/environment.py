@@ -144,7 +144,6 @@ def _find_executable(python: str) -> str:
 
 
 def _probe_interpreter(python: str, found: str, needed: Sequence[str], ours: Sequence[str]) -> dict[str, Any]:
-    """Run an interpreter and return its report."""
     version = [int(part) for part in platform.python_version_tuple()[:2]]
     probe = _PROBE.replace("VERSION", str(version)).replace("NEEDED", repr([*needed]))
     command = [found, "-c", probe, *ours]

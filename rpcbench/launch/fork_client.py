@@ -360,7 +360,6 @@ class _ServerPool:
         return warm
 
     def return_server(self, server: ForkServerClient) -> None:
-        """Return a server that was taken."""
         with self._lock:
             if server in self._users:
                 self._users[server] -= 1

@@ -99,7 +99,6 @@ def _entries_of_gpus(numbers: Sequence[int]) -> tuple[str, ...]:
 
 
 def _describe_numbers(count: int) -> str:
-    """Return the numbers that may be given."""
     shown = os.environ.get(VISIBLE_GPUS)
     where = f"{VISIBLE_GPUS}={shown}" if shown is not None else "this host"
     if not count:

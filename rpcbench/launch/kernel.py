@@ -138,7 +138,6 @@ class KernelProcess:
             self.handle.process_created(int(joined["data"]["text/plain"]))
 
     async def _wait_for_exit(self) -> int:
-        """Wait for the exit status, and return it."""
         if self.is_local and hasattr(os, "pidfd_open"):  # else `wait` polls
             await _wait_readable(os.pidfd_open(self.handle.pid))
         return await self._provisioner.wait() or 0
@@ -167,7 +166,6 @@ class KernelProcess:
 
 
 async def _wait_readable(descriptor: int) -> None:
-    """Wait until a descriptor is readable, and close it."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ready.set)
     try:
@@ -282,7 +280,6 @@ class KernelLauncher(ForkServerLauncher):
             self._kernels.remove(kernel)
 
     async def _end_all(self) -> None:
-        """End all kernels, and stop the loop."""
         for which, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             for kernel in list(self._kernels):
                 await kernel.send_signal(which)

@@ -28,7 +28,6 @@ from rpcbench.transport.run_dir import RunDirectory
 
 
 def launcher_closed_error() -> ShutdownError:
-    """Return the error of a launcher that is closed."""
     return ShutdownError("this launcher is closed and starts no workers; make a new cluster")
 
 

@@ -89,7 +89,6 @@ class Places:
         send_late_request(remove_placement_group, group.ray)
 
     def remove_groups(self) -> None:
-        """Remove all groups."""
         with self._lock:
             left, self._groups = self._groups, []
         for group in left:
@@ -222,7 +221,6 @@ class RayLauncher(ForkServerLauncher):
         return self._begin_workers(kept)
 
     def _start_actor(self, place: Bundle) -> Any:
-        """Start an actor in a bundle."""
         group, bundle = place
         return (
             ray.remote(WorkerActor)

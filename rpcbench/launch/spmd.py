@@ -177,7 +177,6 @@ def _make_environments(agent: Agent, names: Sequence[str], run_id: str) -> dict[
 def _call_ranks(
     agent: Agent, names: Sequence[str], function: Callable[..., None], *args: Any, seconds: float = _SECONDS
 ) -> list[Future[None]]:
-    """Call a function on all ranks that are not lost."""
     calls = []
     for name in names:
         with contextlib.suppress(WorkerLostError):

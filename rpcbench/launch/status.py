@@ -232,7 +232,6 @@ class LaunchedTable:
             return dict(self._rows)
 
     def update_rows(self) -> None:
-        """Update the table."""
         now = {str(one.id): _make_row(one, self._log(one.name)) for one in self._started()}
         with self._lock:
             before, self._rows = self._rows, now

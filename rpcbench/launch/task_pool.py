@@ -50,7 +50,6 @@ class PoolTask(futures.Future[T]):
             call.cancel()
 
     def call_sent(self, call: Future[T]) -> None:
-        """Take the call that runs the task."""
         self._call = call
         if self.stopped:  # tested after `_call` is set, and set before that is read: one of the two threads cancels it
             call.cancel()

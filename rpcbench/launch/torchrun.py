@@ -86,7 +86,6 @@ class TorchrunGang:
 
     @property
     def has_running_ranks(self) -> bool:
-        """Whether any rank runs."""
         return any(handle.poll() is None for handle in self._ranks)
 
     def wait_until_created(self, server: ForkServerClient) -> list[ProcessHandle]:

@@ -42,7 +42,6 @@ def exit_process(status: int) -> NoReturn:
 
 
 def _run_entry(request: Request) -> int:
-    """Run the entry, and return the exit status."""
     try:
         _detach_process(request)
         _adopt_environment(request)

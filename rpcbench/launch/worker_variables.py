@@ -112,7 +112,6 @@ def _select_workers(agent: Agent, there: Sequence[str], workers: str | Sequence[
 
 
 def fetch_values(agent: Agent, name: str, workers: Sequence[str]) -> list[Any]:
-    """Return the value of a variable on each of these workers."""
     calls = [agent.call(worker, read_variable, (name,), label=name, own=True) for worker in workers]
     values = []
     for worker, call in zip(workers, calls, strict=True):

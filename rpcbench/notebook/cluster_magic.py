@@ -75,7 +75,6 @@ class ClusterSummary:
     def summarize_clusters(
         self, clusters: Mapping[str, BaseCluster], current: BaseCluster | None
     ) -> list[ClusterState]:
-        """Return a dict for each cluster."""
         return [self._summarize_cluster(name, one, one is current) for name, one in clusters.items()]
 
     def _summarize_cluster(self, name: str, one: BaseCluster, is_current: bool) -> ClusterState:

@@ -144,7 +144,6 @@ class Assist:
         kernel.do_complete, kernel.do_inspect = self.complete_code, self.inspect_name
 
     def restore_kernel(self) -> None:
-        """Restore the kernel's own functions."""
         self._kernel.do_complete, self._kernel.do_inspect = self._own
 
     async def complete_code(self, code: str, cursor: int | None) -> Reply:

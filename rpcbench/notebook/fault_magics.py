@@ -395,7 +395,6 @@ def _mode_row(name: str, text: str, of: str = "") -> dict[str, Any]:
 
 
 def fault_text(on: Settings) -> str:
-    """Return faults in a few words."""
     what = [
         f"drop {100 * on.drop:.3g} %" if on.drop else "",
         f"duplicate {100 * on.duplicate:.3g} %" if on.duplicate else "",

@@ -276,7 +276,6 @@ class LabDebugger:
                 await worker.set_breakpoints(self._wanted, self._cells)
 
     async def _detach_workers(self) -> None:
-        """End the debuggers of all workers."""
         ended, self._workers, self._wanted = list(self._workers.values()), {}, {}
         self._shown = None
         self._waiting.clear()

@@ -208,7 +208,6 @@ class ClusterMagics(Magics):
     def _begin_cell(
         self, options: argparse.Namespace, names: list[str], code: str, inputs: CellInputs, cell_options: CellOptions
     ) -> CellHandle:
-        """Start the cell and return its handle at once."""
         if options.local:
             raise UsageError("--local waits for the cell, --async does not: take one of them")
         cell_client, output_display = cluster().agent.part(CellClient), OutputDisplay(self._shell)

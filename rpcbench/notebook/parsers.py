@@ -172,7 +172,6 @@ def _parse_variable(text: str) -> tuple[str, str]:
 
 
 def remote_line() -> MagicParser:
-    """Return the parser of `%%remote`."""
     line = MagicParser("%%remote")
     line.add_argument("workers", nargs="+", metavar=WORKER)
     line.add_argument("-i", type=lambda text: _parse_transfers(text, [SCATTER]), default=(), metavar=LOADS)
@@ -197,7 +196,6 @@ def profile_line() -> MagicParser:
 
 
 def step_line() -> MagicParser:
-    """Return the parser of `%%step`."""
     line = MagicParser("%%step")
     line.add_argument("workers", nargs="*", metavar=WORKER)
     line.add_argument("--hold", type=_parse_kinds, default=(), metavar="Call,Result")

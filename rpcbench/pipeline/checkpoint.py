@@ -117,7 +117,6 @@ def load_files(worker: StageWorker, stage: int, sources: Sequence[CheckpointFile
 
 
 def load_tensors(worker: StageWorker, stage: int, tensors: dict[str, torch.Tensor]) -> None:
-    """Load these parameters and buffers into a stage."""
     with worker.step_lock:
         worker.modules[stage].load_state_dict(tensors)
 

@@ -213,7 +213,6 @@ class ReplicaGroup:
         self._run_collective(step, stage, "all_reduce(SUM)", flats, lambda flat: self._group.allreduce([flat]))
 
     def broadcast_first(self, step: int, stage: int, flat: torch.Tensor) -> None:
-        """Replace the tensor by the first replica's."""
         self._run_collective(step, stage, "broadcast(src=0)", [flat], lambda flat: self._group.broadcast(flat, 0))
 
     def _run_collective(

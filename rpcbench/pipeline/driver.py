@@ -405,7 +405,6 @@ class WorkerGroup:
         self._agent.notify(id_, ENDS, (self._key, step, reason))
 
     def check_optimizer(self) -> None:
-        """Raise PipelineError if there is no optimizer."""
         if not self.optimizers:
             raise PipelineError("this pipeline has no optimizer; give Pipeline one, as (torch.optim.SGD, {'lr': 0.1})")
 
@@ -415,7 +414,6 @@ class WorkerGroup:
 
     # -- what stages hold
     def gather_state(self) -> dict[str, torch.Tensor]:
-        """Return all parameters and buffers."""
         return self._gather_tensors(execution.stage_state)
 
     def gather_gradients(self, context: int) -> dict[str, torch.Tensor]:

@@ -118,7 +118,6 @@ class EngineSums:
         self._new[stage] = new
 
     def summed_leaves(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the parameters with their sums."""
         return [leaf for stage, own in self._params.items() for leaf in _pair_present(own, self._sums[stage])]
 
 

@@ -101,7 +101,6 @@ def loss_weights(sizes: Sequence[int], reduction: str = "mean", whole: int | Non
 
 @lru_cache(maxsize=64)
 def batch_loss_weights(samples: int, microbatches: int, reduction: str, whole: int | None) -> list[float]:
-    """Return the `loss_weights` of all micro-batches of a batch."""
     return loss_weights(microbatch_sizes(samples, microbatches), reduction, whole)  # cached: the same in each step
 
 

@@ -42,11 +42,9 @@ class Orders:
         return Orders(ops, self.microbatches, self.placement, None, self.replicas)
 
     def replica_of_worker(self, worker: int) -> int:
-        """Return the replica of the worker with this number."""
         return worker // (len(self.ops) // self.replicas)
 
     def has_last_stage(self, worker: int) -> bool:
-        """Return whether the worker has the last stage."""
         return worker % (len(self.ops) // self.replicas) == self.placement[-1]
 
 
@@ -70,7 +68,6 @@ class ScheduleCache:
         self.whole = self._cached(self.microbatches)  # at once, so that errors are raised early
 
     def orders_for_batch(self, samples: int) -> Orders:
-        """Return the orders for a batch of this size."""
         orders = self._cached(max(1, min(self.microbatches, samples)))
         # A user's schedule may place stages by the number of micro-batches, but modules stay on their workers.
         if orders.placement != self.whole.placement:

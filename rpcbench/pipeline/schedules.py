@@ -129,7 +129,6 @@ class _WorkerState:
         self.weights: deque[Op] = deque()  # weight ops that can run, the oldest first
 
     def begin_next_op(self, could: _CanRun) -> Op | None:
-        """Return the op that the worker begins now, or None."""
         op = self._next(self, could)
         if op is None:
             return None
@@ -284,7 +283,6 @@ def chunks_for(schedule: str | Schedule, sizes: Sequence[int] | None, workers: i
 
 
 def schedule_names() -> list[str]:
-    """Return the names of all schedules."""
     return list(_NAMED)
 
 

@@ -215,7 +215,6 @@ class StageGraph:
         return sorted({v for needs in self._needs for v in needs if self._stage_of_link[v.link] == stage})
 
     def make_stage_io(self, stage: int) -> StageIO:
-        """Return the stage's connections."""
         needs, gives = self._needs[stage], self._outputs_of_stage(stage)
         sources = sorted({self._stage_of_link[value.link] for value in needs})
         takes = [

@@ -59,7 +59,6 @@ class Progress:
             self._bar.close()
 
     def show_epoch(self, number: int) -> None:
-        """Show the epoch, counted from 0."""
         if self._bar is not None:
             self._bar.set_description(f"epoch {number + 1}/{self._epochs}")
 

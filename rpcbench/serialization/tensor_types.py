@@ -109,7 +109,6 @@ def sparse_notes(tensor: torch.Tensor) -> tuple[Notes, Parts]:
 
 
 def make_sparse(dtype: torch.dtype, shape: list[int], notes: Notes, parts: Parts) -> torch.Tensor:
-    """Make the sparse tensor of these notes and parts."""
     layout = notes["layout"]
     if layout not in SPARSE or len(parts) != len(SPARSE[layout][1]):
         raise broken_table_error(f"there is no layout {layout!r} of {len(parts)} parts")

@@ -174,7 +174,6 @@ def _group_slices(pieces: list[_StorageSlice]) -> Iterator[list[_StorageSlice]]:
 
 
 def note_entry(entry: Entry, key: str, value: Any) -> None:
-    """Add a note to an entry."""
     if len(entry) == 3:
         entry.append({})
     entry[3][key] = value

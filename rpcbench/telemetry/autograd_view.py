@@ -87,7 +87,6 @@ def _new_context_row(key: str) -> Row:
 
 
 def _add_to_totals(context: Row, row: Row) -> None:
-    """Add one worker's part of a context to its totals."""
     context["workers"] += 1
     context["sends"] += len(row["sends"])
     context["recvs"] += len(row["recvs"])

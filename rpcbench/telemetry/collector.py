@@ -170,7 +170,6 @@ class Collector:
             self._update_level()
 
     def _keep_last_world(self) -> None:
-        """Keep the world as it is now."""
         if self._last is None:
             self._last, self.phase = self.world(), Phase("stopped", time.time())
         self._notify_subscribers()
@@ -417,7 +416,6 @@ class HealthPoller:
             self._agent.notify(id_, LOOK, question)
 
     def _has_answered(self, id_: int, member: dict[str, Any]) -> bool:
-        """Return whether a member has answered its last request."""
         answered: int = member["tables"].get("health", {}).get(str(id_), {}).get("question", 0)
         return answered >= self._latest_requests.get(id_, 0)
 

@@ -57,7 +57,6 @@ def lists_script() -> str:
 
 
 def panel_script(panel: str) -> str:
-    """Return the module that draws a panel."""
     names = ["strings", "common", *_PARTS.get(panel, []), panel]
     return "\n".join([lists_script(), *(package_text(name, ".js") for name in names)])
 

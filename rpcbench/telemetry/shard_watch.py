@@ -54,7 +54,6 @@ def current_view(collector: Collector) -> View:
 
 
 def view_of_model(view: View, model: str) -> View:
-    """Return the view of one model."""
     rows = {
         section: {key: row for key, row in part.items() if row.get("model") == model}
         for section, part in view.items()
