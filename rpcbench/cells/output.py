@@ -340,7 +340,7 @@ class OutputStream:
         if kind == "begin":
             if self._tail is not None:
                 self._tail.skip_to(int(content))
-            self._begin_series(key)
+            self._live, self._series[key] = key, _Series(key)
         elif key == self._live or is_call_number(key.number):
             self._deliver_item(key, kind, content)
         elif isinstance(key, _DuringCell):
@@ -351,9 +351,6 @@ class OutputStream:
                 self._notify(key.client_id, {"cell": NO_CELL, "n": 0, "kind": kind, "content": _make_sendable(content)})
         else:  # written by a thread of a cell that has ended
             self._write_to_log(kind, content)
-
-    def _begin_series(self, key: CellKey) -> None:
-        self._live, self._series[key] = key, _Series(key)
 
     def _end_series(self, series: _Series) -> None:
         """Forget a series of which no more items will be sent."""

@@ -52,10 +52,6 @@ def make_classifier() -> nn.Sequential:
     )  # fmt: skip
 
 
-def measure_accuracy(pipe: Pipeline, x: torch.Tensor, y: torch.Tensor) -> float:
-    return float((pipe.predict(x).argmax(1) == y).double().mean())
-
-
 def _batch_indices(samples: int, order: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Return the indices of one epoch in batches of BATCH, without the rest that does not fill one."""
     return torch.randperm(samples, generator=order)[: samples - samples % BATCH].chunk(samples // BATCH)
@@ -107,6 +103,6 @@ def train_classifier(cluster: Cluster, epochs: int) -> tuple[Figures, StepResult
                 bar.set_postfix_str(
                     f"loss {result.loss:.3f}, accuracy {score:.1%}, {rate:.0f} samples/s, idle {idle / bar.n:.0%}"
                 )
-            score = measure_accuracy(pipe, x_test, y_test)
+            score = float((pipe.predict(x_test).argmax(1) == y_test).double().mean())
     seconds = time.perf_counter() - begin
     return Figures(score, seconds, idle / steps, steps * BATCH / seconds), result

@@ -46,7 +46,10 @@ class GpuPins:
         elif chosen != NONE:
             if elsewhere:
                 raise ValueError(f"{_format_choice(chosen)}: the launcher {launcher!r} assigns no GPUs; {elsewhere}")
-            self._chosen = _parse_numbers(chosen)
+            words = chosen.split(",") if isinstance(chosen, str) else chosen
+            if not isinstance(words, list | tuple | range):
+                raise ValueError(f"gpus={chosen!r} is no list of GPUs: gpus=[0, 1], in a notebook --gpus 0,1")
+            self._chosen = tuple(_parse_number(word) for word in words)
             self._entries = _entries_of_gpus(self._chosen)
         self.check_worker_count(n)
 
@@ -72,13 +75,6 @@ def gpu_choices(n: int) -> list[str]:
 
 def _format_choice(chosen: str | Sequence[int]) -> str:
     return f"gpus={chosen if isinstance(chosen, str) else list(chosen)}"
-
-
-def _parse_numbers(chosen: str | Sequence[int]) -> tuple[int, ...]:
-    words = chosen.split(",") if isinstance(chosen, str) else chosen
-    if not isinstance(words, list | tuple | range):
-        raise ValueError(f"gpus={chosen!r} is no list of GPUs: gpus=[0, 1], in a notebook --gpus 0,1")
-    return tuple(_parse_number(word) for word in words)
 
 
 def _parse_number(word: object) -> int:

@@ -48,7 +48,8 @@ class ProfileMagics(Magics):
         with short_tracebacks():
             options, words = profile_line().parse_some(shlex.split(line))
             members, run = self._plan_run(words, cell)
-            _check_folder(options.save)
+            if options.save is not None and not Path(options.save).resolve().parent.is_dir():
+                raise UsageError(f"--save {options.save}: there is no folder {Path(options.save).parent}")
             made: Profile | None = None
             try:
                 with profile(*members) as made:
@@ -72,8 +73,3 @@ class ProfileMagics(Magics):
             raise UsageError("--async returns before the cell has ended, so nothing would be profiled: leave it out")
         members = [*self._workers(words), *([me] if ALL in words else [])]
         return members, lambda: self._shell.run_cell_magic("remote", shlex.join(words), cell)
-
-
-def _check_folder(file: str | None) -> None:
-    if file is not None and not Path(file).resolve().parent.is_dir():
-        raise UsageError(f"--save {file}: there is no folder {Path(file).parent}")

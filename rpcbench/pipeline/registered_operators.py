@@ -76,7 +76,8 @@ def _module_of(op: torch._ops.OpOverload) -> str:
     defined = custom_ops.OPDEFS.get(op._schema.name)
     if defined is not None:
         return str(defined._init_fn.__module__)
-    files = _loaded_files()
+    loaded = [(getattr(module, "__file__", None), name) for name, module in list(sys.modules.items())]
+    files = {file: name for file, name in loaded if file and name not in _FOR_OTHERS}
     found = next((files[file] for file in _registered_at(op) if file in files), "")
     return found or (op.namespace if op.namespace in sys.modules else "")
 
@@ -89,9 +90,3 @@ def _registered_at(op: torch._ops.OpOverload) -> Iterator[str]:
             yield line.removeprefix("debug: registered at ").rpartition(":")[0]
     for kernel in simple_registry.singleton.find(name).fake_impl.kernels:
         yield kernel.source.rpartition(":")[0]
-
-
-def _loaded_files() -> dict[str, str]:
-    """Return file → module, for all loaded modules but those that register for others."""
-    loaded = [(getattr(module, "__file__", None), name) for name, module in list(sys.modules.items())]
-    return {file: name for file, name in loaded if file and name not in _FOR_OTHERS}

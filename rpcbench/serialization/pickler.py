@@ -344,7 +344,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == closures.__name__ and name in closures.SLOTS:
             self.tables = self.tables or _Tables(*self.parts)
-            return self.tables.slot_method(name)
+            return getattr(self.tables._code if name in ("make_slot", "fill_slot") else self.tables, name)
         try:
             if module not in sys.modules:
                 load_packages_of(module)
@@ -368,10 +368,6 @@ class _Tables:
         self._code = code
         self._tensors = received
         self._external = external
-
-    def slot_method(self, name: str) -> Any:
-        """Return the method for a name in `closures.SLOTS`."""
-        return getattr(self._code if name in ("make_slot", "fill_slot") else self, name)
 
     def tensor_slot(self, index: int) -> torch.Tensor:
         if not 0 <= index < len(self._tensors):

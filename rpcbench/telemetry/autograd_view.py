@@ -50,7 +50,8 @@ def autograd_view(world: World) -> View:
     over = {pair: {**row, "passes": []} for pair, row in graphs.items() if row["ended"] is not None}
     for (worker, key), row in {**over, **context_rows}.items():
         graph = graphs.get((worker, key), _UNSEEN)
-        members[f"{key}/{worker}"] = _member_row(key, worker, row)
+        counts = {"sends": len(row["sends"]), "recvs": len(row["recvs"]), "gradients": row["gradients"]}
+        members[f"{key}/{worker}"] = {"context": key, "worker": worker, **counts}
         for send in row["sends"]:
             sent[key, worker, send["to"]].add(send["message"])
         for recv in row["recvs"]:
@@ -105,11 +106,6 @@ def _add_times(context: Row, graph: Row, ahead: float) -> None:
 
 def _clock_offset(world: World, worker: int) -> float:
     return float((*world[worker].get("clock", ()), 0.0)[0])
-
-
-def _member_row(key: str, worker: int, row: Row) -> Row:
-    counts = {"sends": len(row["sends"]), "recvs": len(row["recvs"]), "gradients": row["gradients"]}
-    return {"context": key, "worker": worker, **counts}
 
 
 def _pass_row(key: str, worker: int, one: Row, graph: Row) -> Row:

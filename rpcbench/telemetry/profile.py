@@ -52,10 +52,6 @@ class ProfileTable:
         self.rows = rows
         self._cells = cells  # the head first
 
-    def first_rows(self, most: int) -> ProfileTable:
-        """Return the table with at most that many rows."""
-        return ProfileTable(self.rows[:most], self._cells[: most + 1])
-
     def __repr__(self) -> str:
         return text_table(self._cells)
 
@@ -162,7 +158,7 @@ class Profile:
         rest = [f"… and {count_noun(more, 'more operator')} in .table()"] if more > 0 else []
         if not table.rows:
             rest = ["no operator of torch ran"]
-        return table.first_rows(SHOWN), [*rest, *self.notes]
+        return ProfileTable(table.rows[:SHOWN], table._cells[: SHOWN + 1]), [*rest, *self.notes]
 
 
 def _track_ids(operators: Iterable[Operator]) -> dict[str, int]:

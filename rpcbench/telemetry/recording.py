@@ -250,7 +250,10 @@ class Recording:
             sections = flatten_world(world, None if self._everything else TABLES)
             delta = diff_views(self._sections, sections)
             if delta or name:  # an unchanged world needs a frame only for a name
-                self._count_rows(delta)
+                for section, change in delta.items():
+                    if change is not None and " " in section:
+                        self._rows[section.partition(" ")[2]] += len(change["set"])
+                self._full = self._rows.total() > MOST_ROWS
                 cleaned = delta if self._everything else self._cleaner.clean_value(delta)
                 self._frames.append((time.monotonic() - self._began, cleaned, name))
                 self._sections = sections
@@ -291,12 +294,6 @@ class Recording:
             self._stale.clear()
             self.mark("")
             self._stop_event.wait(PERIOD)
-
-    def _count_rows(self, delta: Delta) -> None:
-        for section, change in delta.items():
-            if change is not None and " " in section:
-                self._rows[section.partition(" ")[2]] += len(change["set"])
-        self._full = self._rows.total() > MOST_ROWS
 
     def __enter__(self) -> Recording:
         return self

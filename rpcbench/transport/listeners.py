@@ -244,7 +244,9 @@ class LocalListener(SocketListener):
     def open_stream(self, sock: socket.socket, deadline: float) -> LocalStream:
         """Return the stream of an accepted socket. AuthenticationError for a process of another user."""
         if hasattr(socket, "SO_PEERCRED"):
-            _same_user(sock)
+            _, uid, _ = _CRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size))
+            if uid != os.getuid():
+                raise AuthenticationError(f"a process of user {uid} tried to connect")
         return _make_local_stream(sock)
 
     def close(self) -> None:
@@ -268,12 +270,6 @@ def _make_local_stream(sock: socket.socket) -> LocalStream:
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
     return LocalStream(sock)
-
-
-def _same_user(sock: socket.socket) -> None:
-    _, uid, _ = _CRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size))
-    if uid != os.getuid():
-        raise AuthenticationError(f"a process of user {uid} tried to connect")
 
 
 def _clear_stale(path: Path) -> None:
