@@ -35,6 +35,7 @@ def run_torchrun(directory: Path, count: str) -> None:
 
 
 def run_rank(directory: Path) -> None:
+    """Run the worker of this rank to its end."""
     from rpcbench.launch import worker_bootstrap
 
     rank = int(os.environ["RANK"])
