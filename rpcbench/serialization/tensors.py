@@ -409,14 +409,13 @@ def _finish_tensor(tensor: torch.Tensor, notes: dict[str, Any]) -> torch.Tensor:
 
 
 def _check_size(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _MAX_SIZE:
-        raise broken_table_error(f"{value!r} is not a size")
-    return value
+    return _check_sizes([value])[0]
 
 
 def _check_sizes(values: Any) -> list[int]:
     if type(values) is not list or len(values) > _MAX_DIMENSIONS:
         raise broken_table_error("a shape is too long")
     for value in values:
-        _check_size(value)
+        if type(value) is not int or not 0 <= value <= _MAX_SIZE:
+            raise broken_table_error(f"{value!r} is not a size")
     return values
