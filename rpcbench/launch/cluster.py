@@ -212,6 +212,7 @@ class Cluster(BaseCluster):
         return lambda: handle.poll() is not None
 
     def watched(self) -> list[WorkerRecord]:
+        """Return the data of each worker, lost ones as well, that is known without a look at its process."""
         calls = self._count_calls()
         return [
             WorkerRecord(
@@ -226,6 +227,7 @@ class Cluster(BaseCluster):
         ]
 
     def log(self, name: str) -> str:
+        """Return the last lines that a worker, lost or not, wrote outside any cell or call; empty if it wrote none."""
         return self._find_handle(name).last_words()
 
     def connection_file(self, name: str) -> str:
@@ -275,6 +277,7 @@ class Cluster(BaseCluster):
         return client.rerun_script_cells(self.agent, name, past) if replay else []
 
     def interrupt(self, name: str) -> None:
+        """Interrupt the cell that runs on a worker, with KeyboardInterrupt there. Harmless if the worker is idle."""
         handle = self._find_handle(name)
         if not self._launcher.far:
             handle.interrupt()
