@@ -83,10 +83,6 @@ Help = Callable[[Waits, Slot], object]
 """Run by a thread that waits for a slot: receives messages until the condition holds."""
 
 
-def _do_nothing(*_: object) -> None:
-    """Do nothing: there are no other workers."""
-
-
 # VOTED: not as the coordinator. COMMITTED: it can no longer be aborted. APPLYING: its operations have ended after that.
 # OVER: they have ended without a commit. LOST: a process that every step needs has left.
 StepState = StrEnum("StepState", "RUNNING VOTED COMMITTED APPLYING ABORTED LOST OVER")
@@ -114,7 +110,7 @@ class StepLife(StateMachine[StepState, StepEvent]):
 class Slots:
     """The slots of one worker in one pipeline. Steps are numbered upward."""
 
-    def __init__(self, help_along: Help = _do_nothing) -> None:
+    def __init__(self, help_along: Help = lambda *_: None) -> None:
         self._help_along = help_along
         self._lock = threading.Lock()
         self._changes = Condition()

@@ -34,7 +34,7 @@ _PHASES = 1 << 4  # room for the phases
 
 
 class WorkerPhase(IntEnum):
-    """The phase of a worker in a step."""
+    """The phase of a worker in a step: one word that is only read, after a death; `StepLife` has the states."""
 
     NOTHING = 0  # the step has not begun
     WAITS = 1  # for the needs of an operation

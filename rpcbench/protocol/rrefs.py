@@ -188,11 +188,8 @@ class RRefs:
         """Take the RRef of a received message. True if its owner must confirm it before a function may run on it."""
         outbox: Outbox = [] if fork.parent == self.me else [(fork.parent, ChildAccept(fork.fork))]
         if fork.owner == self.me:
-            return (
-                False,
-                self._add_fork(fork.rref, fork.fork, self.me, fork.owner_incarnation != self._incarnation),
-                outbox,
-            )
+            predecessors = fork.owner_incarnation != self._incarnation
+            return False, self._add_fork(fork.rref, fork.fork, self.me, predecessors), outbox
         alive = self.alive(fork.owner, fork.owner_incarnation)
         if alive is False:
             return False, [OwnerLost(fork.rref)], outbox
