@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from distributed_outcome import outcome, survivors_name_the_dead
+from torch_world import all_wait
 from worlds import cluster_fixture, until
 
 import rpcbench
@@ -100,12 +101,6 @@ def test_a_killed_rank_is_named_to_the_waiting_ranks_at_once(cluster: rpcbench.C
         assert until_then - since < HANG_SECONDS
     cluster.restart(dead)
     begin(cluster)
-
-
-def all_wait(*ranks: int) -> bool:
-    """On a worker: whether these ranks have reported that they wait. A rank that has waited reports an empty text."""
-    store = groups.member_of(None).world.store
-    return all(store.check([key]) and bool(store.get(key)) for key in [f"waits/{rank}" for rank in ranks])
 
 
 def interrupted(cluster: rpcbench.Cluster, worker: str, code: str) -> None:

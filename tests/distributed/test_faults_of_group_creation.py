@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from distributed_outcome import outcome, survivors_name_the_dead
+from torch_world import all_wait
 from worlds import cluster_fixture, until
 
 import rpcbench
@@ -82,12 +83,6 @@ def test_a_rank_that_is_killed_while_torch_creates_a_group_is_named_at_once(
         assert said.startswith(tuple(words)), said
     cluster.restart(dead)
     goes_on(cluster)
-
-
-def all_wait(*ranks: int) -> bool:
-    """On a worker: whether these ranks have reported that they wait. A rank that has waited reports an empty text."""
-    store = groups.member_of(None).world.store
-    return all(store.check([key]) and bool(store.get(key)) for key in [f"waits/{rank}" for rank in ranks])
 
 
 def interrupted(cluster: rpcbench.Cluster) -> None:

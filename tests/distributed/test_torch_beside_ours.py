@@ -16,6 +16,7 @@ import torch
 import torch.distributed as c10d
 from distributed_outcome import outcome
 from torch.distributed import distributed_c10d
+from torch_world import sum_by_ours, sum_by_torch
 from worlds import PATIENCE, cluster_fixture, until
 
 import rpcbench
@@ -28,27 +29,11 @@ pytestmark = pytest.mark.process
 cluster = cluster_fixture(2)
 
 
-def of_torch() -> float:
-    torch.distributed.init_process_group("gloo")
-    torch.distributed.all_reduce(x := torch.ones(1))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    return x.item()
-
-
-def of_ours() -> float:
-    dist.init_process_group("gloo", timeout=20)
-    dist.all_reduce(x := torch.ones(1))
-    dist.barrier()
-    dist.destroy_process_group()
-    return x.item()
-
-
 def test_torch_and_we_found_groups_in_turn_at_one_address(cluster: rpcbench.Cluster) -> None:
-    for deed in (of_ours, of_torch, of_torch, of_ours, of_ours, of_torch):
+    for deed in (sum_by_ours, sum_by_torch, sum_by_torch, sum_by_ours, sum_by_ours, sum_by_torch):
         assert wait_all([cluster.rpc_async(name, deed) for name in cluster.workers]) == [2.0, 2.0]
     cluster.restart("worker2")  # another generation has other ports
-    for deed in (of_torch, of_ours, of_torch):
+    for deed in (sum_by_torch, sum_by_ours, sum_by_torch):
         assert wait_all([cluster.rpc_async(name, deed) for name in cluster.workers]) == [2.0, 2.0]
 
 
@@ -113,7 +98,7 @@ def test_a_world_that_torch_has_founded_is_ours_too_until_torch_ends_it(
         assert (has, me, size, backend, values) == (True, rank, 2, "gloo", [4.0, 1, [0, 1], 0])
         assert "rank 1 (worker2) calls all_reduce(SUM) of float32[2]" in differs
         assert not still and "there is no process group here" in after
-    assert wait_all([cluster.rpc_async(name, of_ours) for name in cluster.workers]) == [2.0, 2.0]
+    assert wait_all([cluster.rpc_async(name, sum_by_ours) for name in cluster.workers]) == [2.0, 2.0]
 
 
 def one_after_the_other(path: str) -> list[Any]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch_world import begin
 from worlds import PATIENCE, until
 
 import rpcbench
@@ -39,35 +38,6 @@ pytestmark = pytest.mark.process
 Everyone = Callable[..., list[Any]]
 NAMES = ["worker1", "worker2", "worker3"]
 _gate = threading.Event()
-
-
-def begin(method: str = "env://") -> None:
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    c10d.init_process_group("gloo", method, timeout=timedelta(seconds=60), rank=rank, world_size=size)
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[rpcbench.Cluster]:
-    """Three workers in a world of torch's own."""
-    with rpcbench.Cluster(3) as cluster, current.use_agent(cluster.agent):
-        wait_all([cluster.rpc_async(name, begin) for name in cluster.workers])
-        yield cluster
-
-
-@pytest.fixture
-def everyone(three: rpcbench.Cluster) -> Everyone:
-    return lambda function, *args: wait_all([three.rpc_async(name, function, args) for name in three.workers])
-
-
-@pytest.fixture
-def watched(three: rpcbench.Cluster) -> Iterator[Callable[[], list[Row]]]:
-    """A function that returns the rows that have come since the watch began."""
-    collector = three.agent.part(Collector)
-    stop = collector.subscribe(lambda: None)
-    assert collector.settle(20)
-    before = rpcbench.collectives(10_000).rows
-    yield lambda: [row for key, row in rpcbench.collectives(10_000).rows.items() if key not in before]
-    stop()
 
 
 @pytest.fixture
@@ -108,8 +78,8 @@ KINDS = [
 ]  # fmt: skip
 
 
-def test_each_collective_of_torch_has_one_row_with_all_ranks(everyone: Everyone, watched: Any) -> None:
-    everyone(many_kinds)
+def test_each_collective_of_torch_has_one_row_with_all_ranks(all_three: Everyone, watched: Any) -> None:
+    all_three(many_kinds)
     found = settled(watched)
     assert [(row["op"], row["bytes"]) for row in found] == KINDS
     numbers = [row["number"] for row in found[:-1]]  # of the group; a monitored barrier consists of transfers
@@ -131,11 +101,11 @@ def noted() -> bool:
     return not any(entry.runs for entry in flight_record()[-2:])
 
 
-def test_what_ran_unwatched_is_read_from_torchs_own_record(everyone: Everyone) -> None:
+def test_what_ran_unwatched_is_read_from_torchs_own_record(all_three: Everyone) -> None:
     before = rpcbench.collectives(10_000).rows
-    until(lambda: not any(everyone(kernel_stands)), "the end of this look")
-    everyone(two)
-    until(lambda: all(everyone(noted)), "gloo to note the ends, which it does after the waits have returned")
+    until(lambda: not any(all_three(kernel_stands)), "the end of this look")
+    all_three(two)
+    until(lambda: all(all_three(noted)), "gloo to note the ends, which it does after the waits have returned")
     seen = rpcbench.collectives(10_000)
     new = [row for key, row in seen.rows.items() if key not in before]
     # gloo makes a reduce_scatter of an all_reduce, and records that
@@ -162,13 +132,13 @@ def lopsided() -> int:
     return max(each.number for each in flight_record() if each.group == "0")
 
 
-def test_ranks_number_alike_though_their_transfers_differ(everyone: Everyone, three: rpcbench.Cluster) -> None:
-    numbers = set(everyone(lopsided))  # unwatched
+def test_ranks_number_alike_though_their_transfers_differ(all_three: Everyone, three: rpcbench.Cluster) -> None:
+    numbers = set(all_three(lopsided))  # unwatched
     collector = three.agent.part(Collector)
     stop = collector.subscribe(lambda: None)
     try:
         assert collector.settle(20)
-        numbers |= set(everyone(lopsided))  # watched
+        numbers |= set(all_three(lopsided))  # watched
         found = settled(lambda: list(rpcbench.collectives(10_000).rows.values()))
     finally:
         stop()
@@ -187,8 +157,8 @@ def data_parallel() -> None:
     model(torch.ones(2, 4)).sum().backward()
 
 
-def test_collectives_of_ddp_are_seen(everyone: Everyone, watched: Any) -> None:
-    everyone(data_parallel)
+def test_collectives_of_ddp_are_seen(all_three: Everyone, watched: Any) -> None:
+    all_three(data_parallel)
     found = settled(watched)
     assert found[-1]["op"] == "all_reduce(SUM)" and found[-1]["bytes"] == 80, "the gradients, from torch's C++"
     assert {row["state"] for row in found} == {"done"}
@@ -212,8 +182,8 @@ def sharded() -> None:
     model(torch.ones(2, 6)).sum().backward()
 
 
-def test_collectives_of_fsdp_name_the_part_of_the_model(everyone: Everyone, watched: Any) -> None:
-    everyone(sharded)
+def test_collectives_of_fsdp_name_the_part_of_the_model(all_three: Everyone, watched: Any) -> None:
+    all_three(sharded)
     found = [(row["op"], row["site"], row["group"]) for row in settled(watched)]
     gathers = [(site, group) for op, site, group in found if op == "all_gather"]
     scatters = [(site, group) for op, site, group in found if op.startswith("reduce_scatter")]
@@ -229,8 +199,8 @@ def tensor_parallel() -> None:
     model(torch.ones(2, 6)).sum()
 
 
-def test_collectives_of_tensor_parallel_name_the_layer_and_the_line(everyone: Everyone, watched: Any) -> None:
-    everyone(tensor_parallel)
+def test_collectives_of_tensor_parallel_name_the_layer_and_the_line(all_three: Everyone, watched: Any) -> None:
+    all_three(tensor_parallel)
     sites = [row["site"] for row in settled(watched) if row["op"].startswith("all_reduce")]
     line = Block.forward.__code__.co_firstlineno + 1
     assert sites == [f"{number}.down, test_torch_collectives.py:{line}" for number in range(2)]
@@ -251,11 +221,11 @@ def by_a_library(folder: str) -> None:
 
 
 def test_the_line_of_the_program_stands_beside_that_of_a_library(
-    everyone: Everyone, watched: Any, tmp_path: Path
+    all_three: Everyone, watched: Any, tmp_path: Path
 ) -> None:
     (folder := tmp_path / "site-packages").mkdir()
     (folder / "helping.py").write_text(LIBRARY)
-    everyone(by_a_library, str(folder))
+    all_three(by_a_library, str(folder))
     line = by_a_library.__code__.co_firstlineno + 4
     assert [row["site"] for row in settled(watched)] == [f"helping.py:4, test_torch_collectives.py:{line}"]
 
@@ -279,8 +249,8 @@ def redistribute() -> None:
     made.redistribute(placements=[Replicate()]).to_local().sum()
 
 
-def test_collectives_of_dtensor_are_seen_with_the_line_of_the_program(everyone: Everyone, watched: Any) -> None:
-    everyone(redistribute)
+def test_collectives_of_dtensor_are_seen_with_the_line_of_the_program(all_three: Everyone, watched: Any) -> None:
+    all_three(redistribute)
     last = settled(watched)[-1]
     assert last["op"] == "all_gather" and last["site"].startswith("test_torch_collectives.py:"), last
 
@@ -314,13 +284,13 @@ def new_pair() -> None:
 
 @pytest.mark.parametrize("when", ["watched", "unwatched"])
 def test_a_hang_names_the_missing_ranks_and_where_each_is(
-    three: rpcbench.Cluster, everyone: Everyone, request: pytest.FixtureRequest, when: str
+    three: rpcbench.Cluster, all_three: Everyone, request: pytest.FixtureRequest, when: str
 ) -> None:
     if when == "watched":
         request.getfixturevalue("watched")
-    everyone(shut)
-    if not everyone(pairs)[0]:
-        everyone(new_pair)
+    all_three(shut)
+    if not all_three(pairs)[0]:
+        all_three(new_pair)
     waiting = [three.rpc_async("worker1", late, ("now",)), three.rpc_async("worker2", late, ("late",))]
     waiting.append(three.rpc_async("worker3", late, ("other",)))
 
@@ -361,8 +331,8 @@ def wrong() -> list[str]:
     ]
 
 
-def test_a_call_that_torch_refuses_is_shown_as_failed(everyone: Everyone, watched: Any) -> None:
-    assert everyone(wrong) == [["Invalid scalar type", "There were no tensor arguments to this function"]] * 3
+def test_a_call_that_torch_refuses_is_shown_as_failed(all_three: Everyone, watched: Any) -> None:
+    assert all_three(wrong) == [["Invalid scalar type", "There were no tensor arguments to this function"]] * 3
     assert [(row["op"], row["shape"], row["state"]) for row in settled(watched)] == [
         ("all_reduce(SUM)", "uint16[2]", "failed")
     ]
@@ -376,8 +346,8 @@ def cpu_and_cuda() -> bool:
         return here._find_group("0", "cpu") is here._find_group("0", "cuda")
 
 
-def test_a_backend_for_two_types_of_device_has_one_count(everyone: Everyone, watched: Any) -> None:
-    assert everyone(cpu_and_cuda) == [True] * 3
+def test_a_backend_for_two_types_of_device_has_one_count(all_three: Everyone, watched: Any) -> None:
+    assert all_three(cpu_and_cuda) == [True] * 3
 
 
 def kernel_stands() -> bool:
@@ -385,14 +355,14 @@ def kernel_stands() -> bool:
     return PROBE.is_active
 
 
-def test_torch_is_left_alone_without_a_watcher(three: rpcbench.Cluster, everyone: Everyone) -> None:
-    until(lambda: everyone(kernel_stands) == [False] * 3, "the end of earlier watches")
+def test_torch_is_left_alone_without_a_watcher(three: rpcbench.Cluster, all_three: Everyone) -> None:
+    until(lambda: all_three(kernel_stands) == [False] * 3, "the end of earlier watches")
     collector = three.agent.part(Collector)
     stop = collector.subscribe(lambda: None)
     assert collector.settle(20)
-    until(lambda: everyone(kernel_stands) == [True] * 3)
+    until(lambda: all_three(kernel_stands) == [True] * 3)
     stop()
-    until(lambda: everyone(kernel_stands) == [False] * 3)
+    until(lambda: all_three(kernel_stands) == [False] * 3)
 
 
 CALLS, LOOKS = 400, 10
@@ -427,9 +397,9 @@ def anew(method: str) -> None:
 
 @pytest.mark.parametrize("store", ["file", "tcp"])
 def test_the_rows_of_a_new_world_are_its_own(
-    everyone: Everyone, watched: Any, free: int, store: str, tmp_path: Path
+    all_three: Everyone, watched: Any, free: int, store: str, tmp_path: Path
 ) -> None:
-    everyone(anew, f"file://{tmp_path}/store" if store == "file" else f"tcp://127.0.0.1:{free}")
+    all_three(anew, f"file://{tmp_path}/store" if store == "file" else f"tcp://127.0.0.1:{free}")
     (row,) = settled(watched)
     assert (row["op"], row["number"], row["members"], row["state"]) == ("all_reduce(SUM)", 1, NAMES, "done")
 
@@ -443,11 +413,11 @@ def unwatched_in_two_worlds(first: str, second: str) -> None:
 
 
 def test_the_record_of_an_earlier_world_is_not_of_this_one(
-    three: rpcbench.Cluster, everyone: Everyone, tmp_path: Path
+    three: rpcbench.Cluster, all_three: Everyone, tmp_path: Path
 ) -> None:
     before = rpcbench.collectives(10_000).rows
-    until(lambda: not any(everyone(kernel_stands)), "the end of this look")
-    everyone(unwatched_in_two_worlds, f"file://{tmp_path}/first", f"file://{tmp_path}/second")
+    until(lambda: not any(all_three(kernel_stands)), "the end of this look")
+    all_three(unwatched_in_two_worlds, f"file://{tmp_path}/first", f"file://{tmp_path}/second")
     rows = [row for key, row in rpcbench.collectives(10_000).rows.items() if key not in before]
     assert [(row["op"], row["shape"], row["number"], row["members"]) for row in rows] == [
         ("all_reduce", "float32[5]", 1, NAMES)
@@ -464,8 +434,8 @@ def with_a_fake_backend(method: str) -> float:
     return x.item()
 
 
-def test_a_backend_that_counts_nothing_is_left_alone(everyone: Everyone, watched: Any, tmp_path: Path) -> None:
-    assert everyone(with_a_fake_backend, f"file://{tmp_path}/after") == [1.0] * 3
+def test_a_backend_that_counts_nothing_is_left_alone(all_three: Everyone, watched: Any, tmp_path: Path) -> None:
+    assert all_three(with_a_fake_backend, f"file://{tmp_path}/after") == [1.0] * 3
     assert watched() == []
 
 
@@ -478,8 +448,8 @@ def ours(method: str) -> None:
     begin(method)
 
 
-def test_calls_of_this_package_have_one_row_beside_those_of_torch(everyone: Everyone, watched: Any, free: int) -> None:
-    everyone(ours, f"tcp://127.0.0.1:{free}")
+def test_calls_of_this_package_have_one_row_beside_those_of_torch(all_three: Everyone, watched: Any, free: int) -> None:
+    all_three(ours, f"tcp://127.0.0.1:{free}")
     found = [(row["op"], row["shape"], row["members"]) for row in settled(watched)]
     assert ("all_reduce(SUM)", "float32[2]", NAMES) in found
     assert ("all_reduce(SUM)", "float32[3]", NAMES) in found

@@ -11,10 +11,10 @@ import psutil
 import pytest
 import torch
 from distributed_outcome import outcome
+from torch_world import sum_by_ours, sum_by_torch
 from worlds import cluster_fixture, until
 
 import rpcbench
-import rpcbench.distributed as dist
 from rpcbench.base.futures import wait_all
 
 pytestmark = pytest.mark.process
@@ -23,28 +23,12 @@ HANG_SECONDS = 25.0  # torch itself would wait for half an hour, and we for a mi
 cluster = cluster_fixture(3)
 
 
-def of_torch() -> float:
-    torch.distributed.init_process_group("gloo")
-    torch.distributed.all_reduce(x := torch.ones(1))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    return x.item()
-
-
-def of_ours() -> float:
-    dist.init_process_group("gloo")
-    dist.all_reduce(x := torch.ones(1))
-    dist.barrier()
-    dist.destroy_process_group()
-    return x.item()
-
-
 def found(cluster: rpcbench.Cluster, deed: Callable[[], float]) -> None:
     """All ranks found a group, and end it."""
     assert wait_all([cluster.rpc_async(name, deed) for name in cluster.workers]) == [3.0] * 3
 
 
-@pytest.mark.parametrize("deed", [of_torch, of_ours])
+@pytest.mark.parametrize("deed", [sum_by_torch, sum_by_ours])
 @pytest.mark.parametrize("dead", ["worker2", "worker1"])  # worker1 hosts the store
 def test_a_rank_that_dies_before_it_has_come_is_named_at_once(
     cluster: rpcbench.Cluster, deed: Callable[[], float], dead: str
@@ -73,10 +57,10 @@ def test_the_stop_button_ends_the_wait_and_the_next_group_is_founded(cluster: rp
     with pytest.raises(KeyboardInterrupt):
         cluster.run("worker1", "import torch\ntorch.distributed.init_process_group('gloo')")
     stopper.join()
-    found(cluster, of_torch)
+    found(cluster, sum_by_torch)
 
 
-@pytest.mark.parametrize("deed", [of_torch, of_ours])
+@pytest.mark.parametrize("deed", [sum_by_torch, sum_by_ours])
 def test_a_change_of_the_cluster_ends_the_wait(cluster: rpcbench.Cluster, deed: Callable[[], float]) -> None:
     waiting = cluster.rpc_async("worker1", outcome, (deed,), timeout=HANG_SECONDS)
     wait_begun(cluster, "worker1")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,53 +15,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+from torch_world import watching
 from worlds import until
 
 import rpcbench
 from rpcbench.base.futures import wait_all
-from rpcbench.base.ids import Row
 from rpcbench.distributed import shard_events, torch_collectives
 from rpcbench.distributed.events import CollectiveEvents
 from rpcbench.distributed.shard_events import WatchedModel, watch_model
 from rpcbench.distributed.torch_collectives import PROBE, TorchCollectives
 from rpcbench.runtime import current
 from rpcbench.runtime.events import Bystander
-from rpcbench.telemetry.collector import Collector
 
 pytestmark = pytest.mark.process
 Everyone = Callable[..., list[Any]]
 SIZE = 3
-
-
-def begin() -> None:
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    c10d.init_process_group("gloo", timeout=timedelta(seconds=60), rank=rank, world_size=size)
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[rpcbench.Cluster]:
-    """Three workers in a world of torch's own."""
-    with rpcbench.Cluster(SIZE) as cluster, current.use_agent(cluster.agent):
-        wait_all([cluster.rpc_async(name, begin) for name in cluster.workers])
-        yield cluster
-
-
-@pytest.fixture
-def everyone(three: rpcbench.Cluster) -> Everyone:
-    return lambda function, *args: wait_all([three.rpc_async(name, function, args) for name in three.workers])
-
-
-@contextmanager
-def watching(cluster: rpcbench.Cluster) -> Iterator[Callable[[], list[Row]]]:
-    """Watch, and yield a function that returns the rows that have come since."""
-    collector = cluster.agent.part(Collector)
-    stop = collector.subscribe(lambda: None)
-    try:
-        assert collector.settle(20)
-        before = rpcbench.collectives(10_000).rows
-        yield lambda: [row for key, row in rpcbench.collectives(10_000).rows.items() if key not in before]
-    finally:
-        stop()
 
 
 def sparse() -> list[list[float]]:
@@ -78,12 +44,12 @@ def sparse() -> list[list[float]]:
     return [total.to_dense().flatten().tolist(), gradient.to_dense().flatten().tolist()]
 
 
-def test_sparse_tensors_are_reduced_as_without_a_watcher(three: rpcbench.Cluster, everyone: Everyone) -> None:
+def test_sparse_tensors_are_reduced_as_without_a_watcher(three: rpcbench.Cluster, all_three: Everyone) -> None:
     third = pytest.approx(1 / 3)
-    plain = everyone(sparse)
+    plain = all_three(sparse)
     assert plain[0] == [[1, 2, 1, 2, 1, 2, 9, 12], [third] * 6 + [0, 0, 1, 1]]
     with watching(three) as rows:
-        assert everyone(sparse) == plain
+        assert all_three(sparse) == plain
         until(lambda: len(rows()) > 1 and all(row["state"] == "done" for row in rows()), "the ends")
         summed = rows()[0]
     assert (summed["op"], summed["shape"], summed["bytes"]) == ("all_reduce(SUM)", "float32[4, 2]", 2 * 8 + 4 * 4)
@@ -175,10 +141,10 @@ def with_a_fault_in(step: str) -> tuple[list[float], list[str]]:
 
 @pytest.mark.parametrize("step", sorted(STEPS.keys() - {"_begin_watch"}))
 def test_a_fault_of_the_watcher_is_logged_once_and_the_program_goes_on(
-    three: rpcbench.Cluster, everyone: Everyone, step: str
+    three: rpcbench.Cluster, all_three: Everyone, step: str
 ) -> None:
     with watching(three):
-        for results, said in everyone(with_a_fault_in, step):
+        for results, said in all_three(with_a_fault_in, step):
             assert results == RESULTS
             assert len(said) == 1 and said[0].startswith("the watcher of the test has failed. The program goes on")
 
@@ -215,10 +181,10 @@ def counted_by_the_program() -> int:
     return mode.count
 
 
-def test_a_mode_of_the_program_does_not_see_the_watcher(three: rpcbench.Cluster, everyone: Everyone) -> None:
-    plain = everyone(counted_by_the_program)
+def test_a_mode_of_the_program_does_not_see_the_watcher(three: rpcbench.Cluster, all_three: Everyone) -> None:
+    plain = all_three(counted_by_the_program)
     with watching(three):
-        assert everyone(counted_by_the_program) == plain
+        assert all_three(counted_by_the_program) == plain
 
 
 def trained_with_a_fault_in(step: str) -> tuple[list[float], list[str]]:
@@ -239,11 +205,11 @@ def trained_with_a_fault_in(step: str) -> tuple[list[float], list[str]]:
 
 @pytest.mark.parametrize("step", ["_gathering_changed", "read_gradients", "before_optimizer_step", "optimizer_stepped"])
 def test_a_fault_of_a_watched_model_leaves_its_training_alone(
-    three: rpcbench.Cluster, everyone: Everyone, step: str
+    three: rpcbench.Cluster, all_three: Everyone, step: str
 ) -> None:
     torch.manual_seed(0)
     expected = (torch.nn.Linear(2, 1, bias=False).weight - 2).flatten().tolist()
     with watching(three):
-        for weights, said in everyone(trained_with_a_fault_in, step):
+        for weights, said in all_three(trained_with_a_fault_in, step):
             assert weights == pytest.approx(expected)
             assert len(said) == 1 and said[0].startswith("the watcher of models has failed")
