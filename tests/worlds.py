@@ -103,6 +103,15 @@ def nothing_left(agents: list[Agent]) -> None:
         time.sleep(0.02)
 
 
+def until_quiet(agents: list[Agent]) -> None:
+    """Wait until all tables are empty, and no message is kept for retransmission or missing."""
+    nothing_left(agents)
+    until(
+        lambda: not any(agent.machine.read_node(lambda node: node.delivery.describe_unfinished()) for agent in agents),
+        "the last words",
+    )
+
+
 def left(agents: list[Agent]) -> dict[str, Any]:
     """The rows that are left in tables, by agent."""
     gc.collect()

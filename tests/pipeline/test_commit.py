@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from dying import data as small_data
-from dying import killed
+from dying import die, killed
 from small import SGD, data, pipeline, same
-from test_deaths import check_survivor, die, undisturbed
+from test_deaths import check_survivor, undisturbed
 from test_deaths import pipeline as mortal
 from worlds import far_world, stop, until
 
@@ -180,12 +180,24 @@ class Late(torch.nn.Linear):
         return gradient
 
 
-def test_no_optimizer_steps_before_all_workers_have_their_gradients(agents: list[Agent]) -> None:
+def late_pipeline(optimizer: Any) -> Pipeline:
+    """A pipeline whose first stage is late in its next step: until the gate is open."""
     _gate.clear()
     _reached.clear()
-    Sees.stepped.clear()
     net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
-    pipe = pipeline(net, optimizer=(Sees, {"lr": 0.1}), microbatches=1)
+    return pipeline(net, optimizer=optimizer, microbatches=1)
+
+
+def interrupt_late_step(agents: list[Agent]) -> None:
+    """Interrupt the driver once the second stage has done its part, and the first one has not."""
+    assert _reached.wait(20)
+    until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
+    _thread.interrupt_main()
+
+
+def test_no_optimizer_steps_before_all_workers_have_their_gradients(agents: list[Agent]) -> None:
+    Sees.stepped.clear()
+    pipe = late_pipeline((Sees, {"lr": 0.1}))
     with ThreadPoolExecutor(1) as pool:
         try:
             step = pool.submit(pipe.step, *data(24))
@@ -485,25 +497,17 @@ def test_a_coordinator_that_answers_late_decides_an_interrupted_step_later(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
     monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.5)
-    _gate.clear()
-    _reached.clear()
     answers, abort = threading.Event(), Slots.abort_step
-    net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
-    pipe = pipeline(net, optimizer=SGD, microbatches=1)
+    pipe = late_pipeline(SGD)
     (first,) = agents[1].part(stage_._Directory).workers.values()
 
     def silent(self: Slots, step: int, reason: str) -> bool:
         assert self is not first.slots or answers.wait(20)
         return abort(self, step, reason)
 
-    def interrupt() -> None:
-        assert _reached.wait(20)
-        until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
-        _thread.interrupt_main()
-
     monkeypatch.setattr(Slots, "abort_step", silent)
     with ThreadPoolExecutor(1) as pool:
-        interrupting = pool.submit(interrupt)
+        interrupting = pool.submit(interrupt_late_step, agents)
         try:
             with pytest.raises(KeyboardInterrupt):
                 pipe.step(*data(24))
@@ -531,10 +535,7 @@ def test_a_coordinator_whose_answer_is_lost_is_asked_again(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the other worker waits no more, without another request of the user."""
-    _gate.clear()
-    _reached.clear()
-    net = torch.nn.Sequential(Late(), torch.nn.Tanh(), torch.nn.Linear(16, 4, dtype=torch.double))
-    pipe = pipeline(net, optimizer=SGD, microbatches=1)
+    pipe = late_pipeline(SGD)
     (second,) = agents[2].part(stage_._Directory).workers.values()
     ask, losses = pipe.worker_group.steps._call_worker, [ConnectionLostError("on purpose")]
 
@@ -545,14 +546,9 @@ def test_a_coordinator_whose_answer_is_lost_is_asked_again(
         lost.set_exception(losses.pop())
         return lost
 
-    def interrupt() -> None:
-        assert _reached.wait(20)
-        until(lambda: any(row["state"] == "done" for row in agents[2].tables()["steps"].values()))
-        _thread.interrupt_main()
-
     monkeypatch.setattr(pipe.worker_group.steps, "_call_worker", loses_one)
     with ThreadPoolExecutor(1) as pool:
-        interrupting = pool.submit(interrupt)
+        interrupting = pool.submit(interrupt_late_step, agents)
         try:
             with pytest.raises(KeyboardInterrupt):
                 pipe.step(*data(24))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from dying import data, killed
+from dying import data, die, killed
 from torch import nn
 from torch.nn import functional
 from worlds import PATIENCE, far_world, until
@@ -30,11 +30,6 @@ from rpcbench.runtime import current
 pytestmark = pytest.mark.process
 STEPS, MICROBATCHES = 2, 4
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
-
-
-def die(sign: str) -> None:
-    Path(sign).write_text(str(time.monotonic()))
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Turns:

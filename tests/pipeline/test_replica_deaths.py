@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from dying import data, killed
+from dying import data, die, killed
 from torch import nn
 from torch.nn import functional
 from worlds import until
@@ -43,11 +43,6 @@ class Mortal(nn.Module):
         return x
 
     sign = ""
-
-
-def die(sign: str) -> None:
-    Path(sign).write_text(str(time.monotonic()))
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def arm(sign: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import config, nothing_left, until
+from worlds import config, until, until_quiet
 
 from rpcbench.base.errors import ConnectionLostError, RpcTimeoutError
 from rpcbench.rpc import RRef, remote
@@ -34,15 +34,6 @@ def disturbed(directory: Path, *links: Faults) -> Iterator[list[Agent]]:
     finally:
         for agent in reversed(agents):
             agent.stop()
-
-
-def quiet(agents: list[Agent]) -> None:
-    """Wait until all tables are empty, and no message is kept for retransmission or missing."""
-    nothing_left(agents)
-    until(
-        lambda: not any(agent.machine.read_node(lambda node: node.delivery.describe_unfinished()) for agent in agents),
-        "the last words",
-    )
 
 
 def keep(rref: RRef[Any]) -> None:
@@ -71,7 +62,7 @@ def test_a_world_with_lost_repeated_and_late_messages_gives_right_results(tmp_pa
             link.heal()
         assert any(line.endswith("lost") for link in links for line in link.history)
         assert all(answer in (None, divmod(number, 5)) for number, answer in enumerate(answers))
-        quiet(agents)
+        until_quiet(agents)
 
 
 @pytest.mark.parametrize("kind", ["ForkRequest", "ForkAccept", "ChildAccept", "UserDelete"])
@@ -84,7 +75,7 @@ def test_a_shared_rref_survives_the_loss_of_any_control_message(tmp_path: Path, 
         future = agents[0].call(2, fetch, (rref,))
         del rref
         assert future.wait() == (3, 2)
-        quiet(agents)
+        until_quiet(agents)
         lost = [line for link in links for line in link.history if line.endswith(": lost")]
         assert len(lost) >= 2 and all(f" {kind}(" in line for line in lost)
 
@@ -102,7 +93,7 @@ def test_a_value_lives_and_its_released_user_stays_while_the_request_of_a_child_
         assert len(agents[1].tables()["owned"]) == 1 and not future.done()
         links[2].release()
         assert future.wait() == (3, 2)
-        quiet(agents)
+        until_quiet(agents)
 
 
 def test_a_refused_call_fails_at_the_caller_and_leaves_nothing(tmp_path: Path) -> None:
@@ -115,7 +106,7 @@ def test_a_refused_call_fails_at_the_caller_and_leaves_nothing(tmp_path: Path) -
         assert not refused.value.maybe_executed
         del rref, refused
         assert any(line.endswith(": refused") for line in here.history)
-        quiet(agents)
+        until_quiet(agents)
 
 
 def test_a_lost_call_without_a_deadline_fails(tmp_path: Path) -> None:
@@ -128,7 +119,7 @@ def test_a_lost_call_without_a_deadline_fails(tmp_path: Path) -> None:
         there.drop("Result")
         with pytest.raises(ConnectionLostError, match="answer"):
             agents[0].call(1, divmod, (1, 1), timeout=0).wait()
-        quiet(agents)
+        until_quiet(agents)
 
 
 def test_members_that_were_cut_off_work_together_again(tmp_path: Path) -> None:
@@ -144,7 +135,7 @@ def test_members_that_were_cut_off_work_together_again(tmp_path: Path) -> None:
         links[0].heal()
         links[1].heal()
         assert agents[0].call(1, divmod, (17, 5)).wait() == (3, 2)
-        quiet(agents)
+        until_quiet(agents)
 
 
 def test_a_member_retransmits_its_last_messages_before_it_leaves(tmp_path: Path) -> None:
@@ -167,7 +158,7 @@ def test_faults_can_be_installed_in_a_running_world(tmp_path: Path) -> None:
             agents[0].call(1, divmod, (1, 1), timeout=0.05).wait()
         assert agents[0].call(1, divmod, (17, 5)).wait() == (3, 2)
         assert any("Result" in line and line.endswith("late") for line in faults.history)
-        quiet(agents)
+        until_quiet(agents)
 
 
 # -- the link alone

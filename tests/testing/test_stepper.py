@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import nothing_left, until, world
+from worlds import until, until_quiet, world
 
 from rpcbench import autograd as dist_autograd
 from rpcbench.base.errors import ConnectionLostError, RpcError, RpcTimeoutError
@@ -19,7 +19,7 @@ from rpcbench.rpc import RRef, remote, rpc_async, rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.deadlocks import Watchdog
 from rpcbench.testing import Stepper
-from rpcbench.testing.stepper import HeldMessages
+from rpcbench.testing.stepper import Held, HeldMessages
 from rpcbench.wire import messages as m
 
 
@@ -34,11 +34,7 @@ def stepper(agents: list[Agent]) -> Iterator[Stepper]:
     made = Stepper.on()
     yield made
     made.go()
-    nothing_left(agents)
-    until(
-        lambda: not any(agent.machine.read_node(lambda node: node.delivery.describe_unfinished()) for agent in agents),
-        "the last words",
-    )
+    until_quiet(agents)
 
 
 def fetch(rref: RRef[Any]) -> Any:
@@ -47,6 +43,14 @@ def fetch(rref: RRef[Any]) -> Any:
 
 def kinds(stepper: Stepper) -> list[str]:
     return [row.kind for row in stepper.held]
+
+
+def until_held(stepper: Stepper, kind: str) -> Held:
+    """Deliver all that comes before a message of this kind; return that one, which is held."""
+    while kind not in kinds(stepper):
+        stepper.deliver()
+        stepper.wait()
+    return stepper.wait(kind=kind)[0]
 
 
 def step(stepper: Stepper, future: Future[Any]) -> list[str]:
@@ -131,10 +135,7 @@ def test_a_value_lives_if_the_release_of_the_parent_comes_before_the_request_of_
     assert stepper_done.done()
     future = rpc_async("worker2", fetch, (rref,))
     del rref
-    while not any(row.kind == "ForkRequest" for row in stepper.held):
-        stepper.deliver()
-        stepper.wait()
-    request = stepper.wait(kind="ForkRequest")[0]
+    request = until_held(stepper, "ForkRequest")
     stepper.delay(request.n)
     assert stepper.held[-1] == request
     while stepper.held[0] != request:
@@ -157,10 +158,7 @@ def test_a_stepper_delivers_messages_in_the_chosen_order(stepper: Stepper) -> No
 def test_a_dropped_control_message_is_retransmitted_when_time_passes(stepper: Stepper) -> None:
     rref = remote("worker1", divmod, (17, 5))
     future = rpc_async("worker2", fetch, (rref,))
-    while not any(row.kind == "ForkRequest" for row in stepper.held):
-        stepper.deliver()
-        stepper.wait()
-    request = stepper.wait(kind="ForkRequest")[0]
+    request = until_held(stepper, "ForkRequest")
     assert stepper.drop(request.n) == request
     while stepper.deliver():
         pass
