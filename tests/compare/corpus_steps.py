@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from corpus_data import rows_with_gaps, step_gaps
+from corpus_tensor import ColumnLinearAlone, RowLinearAlone
 from parts import (
+    LIMIT,
     NET,
     PARAMETERS,
-    ColumnLinear,
-    RowLinear,
     backward_of_rows,
     cut_feeds,
     cut_net,
@@ -21,6 +22,7 @@ from parts import (
     rows_of,
     share,
     step_by_hand,
+    step_clipped,
     step_net,
     sum_plainly,
 )
@@ -39,11 +41,11 @@ def parts_here(mesh: DeviceMesh) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.chunk(PARTS), y.chunk(PARTS), strict=True))
 
 
-def accumulate(model: nn.Module, mesh: DeviceMesh, divisor: int, last_with_sync: bool = True) -> Tensor:
+def accumulate(model: nn.Module, mesh: DeviceMesh, divisor: int) -> Tensor:
     """DDP reduces at the last micro-batch. Returns the mean loss."""
     total, parts = torch.zeros(()), parts_here(mesh)
     for number, (x, y) in enumerate(parts):
-        model.require_backward_grad_sync = last_with_sync and number == len(parts) - 1
+        model.require_backward_grad_sync = number == len(parts) - 1
         loss = loss_of(model(x), y)
         (loss / divisor).backward()
         total += loss.detach() / PARTS
@@ -89,18 +91,6 @@ def accumulate_in_fsdp(model: nn.Module, mesh: DeviceMesh, last: int) -> Tensor:
 
 
 # -- micro-batches with other counts of labels
-def rows_with_gaps() -> tuple[Tensor, Tensor]:
-    x, y = rows_of()
-    return x, y.index_fill(0, torch.tensor([1, 2, 5]), -100)
-
-
-def step_gaps(model: nn.Module) -> Tensor:
-    x, y = rows_with_gaps()
-    loss = loss_of(model(x), y)
-    loss.backward()
-    return loss.detach()
-
-
 def step_gaps_by_count(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     """Each micro-batch's sum is divided by the count of all labels; DDP divides by the ranks."""
     x, y = (share(each, mesh["dp"]) for each in rows_with_gaps())
@@ -155,12 +145,6 @@ def step_without_zeroing(model: nn.Module, mesh: DeviceMesh) -> Tensor:
 SCALE = 1024.0
 
 
-def step_clipped(model: nn.Module) -> Tensor:
-    loss = step_net(model)
-    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    return loss
-
-
 def backward_of_scaled(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     x, y = (share(each, mesh["dp"]) for each in rows_of())
     loss = loss_of(model(x), y)
@@ -176,13 +160,13 @@ def unscale(model: nn.Module) -> None:
 def step_scaled(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     loss = backward_of_scaled(model, mesh)
     unscale(model)
-    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
     return loss
 
 
 def step_clipped_before_unscale(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     loss = backward_of_scaled(model, mesh)
-    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
     unscale(model)
     return loss
 
@@ -218,13 +202,6 @@ def step_autocast_on_ranks(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return step_autocast(model)
 
 
-class RowLinearAlone(RowLinear):
-    """Without the all-reduce."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
-
 def cut_net_without_reduce(mesh: DeviceMesh) -> nn.Module:
     model = cut_net(mesh)
     model.blocks[0].down.__class__ = RowLinearAlone
@@ -248,13 +225,6 @@ def step_small_on_ranks(model: nn.Module, mesh: DeviceMesh) -> Tensor:
 
 def cut_small(mesh: DeviceMesh) -> nn.Module:
     return cut_feeds(make_small(), mesh.get_group("tp"))
-
-
-class ColumnLinearAlone(ColumnLinear):
-    """Without `f`: the gradient of its input is this rank's part."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
 
 
 def cut_small_without_copy(mesh: DeviceMesh) -> nn.Module:

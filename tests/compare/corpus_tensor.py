@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from parts import (
     HEADS,
+    LIMIT,
     LM,
     NET,
     PARAMETERS,
@@ -23,11 +24,11 @@ from parts import (
     cut_lm,
     cut_net,
     heads_of,
-    loss_of,
     make_lm,
     make_net,
-    rows_of,
     seeded,
+    step_by_hand,
+    step_clipped,
     step_lm,
     step_lm_on_ranks,
     step_net,
@@ -272,17 +273,11 @@ def cut_fused(mesh: DeviceMesh) -> nn.Module:
 
 # -- the norm of gradients
 def clip(model: nn.Module, squares: Tensor) -> None:
-    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, squares.sqrt())
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), LIMIT, squares.sqrt())
 
 
 def sum_squares(parameters: list[nn.Parameter]) -> Tensor:
     return torch.stack([each.grad.square().sum() for each in parameters]).sum()
-
-
-def step_clipped(model: nn.Module) -> Tensor:
-    loss = step_net(model)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    return loss
 
 
 def step_clipped_here(model: nn.Module, mesh: DeviceMesh) -> Tensor:
@@ -311,17 +306,6 @@ TP4, TP2 = {"tp": 4}, {"tp": 2}
 RIGHT_NET, RIGHT_LM = (cut_net, step_net_on_ranks), (cut_lm, step_lm_on_ranks)
 
 
-# -- gradients of whole parameters, each rank's rows another part
-def step_rows_and_tp(model: nn.Module, mesh: DeviceMesh) -> Tensor:
-    x, y = (each.chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()] for each in rows_of())
-    loss = loss_of(model(x), y)
-    loss.backward()
-    for each in model.parameters():
-        dist.all_reduce(each.grad, group=mesh.get_group("dp"))
-        each.grad /= mesh["dp"].size()
-    return loss.detach()
-
-
 PROGRAMS = [
     Program(
         "row_parallel_without_reduce", NET, RIGHT_NET, (net_without_reduce, step_net_on_ranks), TP4,
@@ -336,7 +320,7 @@ PROGRAMS = [
         "forward", LAST_ROW, r"bias|times",
     ),
     Program(
-        "row_parallel_wrong_group", NET, (cut_net, step_rows_and_tp), (net_with_wrong_group, step_rows_and_tp),
+        "row_parallel_wrong_group", NET, (cut_net, step_by_hand), (net_with_wrong_group, step_by_hand),
         {"dp": 2, "tp": 2}, "forward", LAST_ROW, rf"group|dimension|mesh|{REDUCE}",
     ),
     Program(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from parts import (
     HEADS,
+    LIMIT,
     LM,
     NET,
     PARAMETERS,
@@ -16,9 +17,9 @@ from parts import (
     make_net,
     net_in_fsdp,
     seeded,
+    step_clipped,
     step_lm,
     step_lm_on_ranks,
-    step_net,
     step_net_on_ranks,
 )
 from program import REDUCE, Program
@@ -187,15 +188,9 @@ def shared_key_by_plan_as_whole(mesh: DeviceMesh) -> nn.Module:
 
 
 # -- clipping
-def step_clipped(model: nn.Module) -> Tensor:
-    loss = step_net(model)
-    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    return loss
-
-
 def step_clipped_rows(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     loss = backward_of_rows(model, mesh)
-    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
     return loss
 
 
@@ -203,7 +198,7 @@ def step_clipped_locally(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     """The norm is that of this rank's pieces."""
     loss = backward_of_rows(model, mesh)
     local = torch.stack([each.grad.to_local().norm() for each in model.parameters()]).norm()
-    nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, local)
+    nn.utils.clip_grads_with_norm_(model.parameters(), LIMIT, local)
     return loss
 
 

@@ -179,6 +179,15 @@ def backward_of_rows(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return loss.detach()
 
 
+LIMIT = 0.1  # of the norm of gradients
+
+
+def step_clipped(model: nn.Module) -> Tensor:
+    loss = step_net(model)
+    nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
+    return loss
+
+
 def average_gradients(model: nn.Module, group: ProcessGroup) -> None:
     """Make each gradient the mean over a group."""
     for parameter in model.parameters():
