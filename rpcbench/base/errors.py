@@ -120,6 +120,10 @@ class RankFailedError(CollectiveError):
     """Another rank of `cluster.spmd` has failed, and so ended this one. The text names it, with its error."""
 
 
+class CompareError(ValueError):
+    """Two programs cannot be compared: one returns no loss, is random, or has no module in common with the other."""
+
+
 class StageLostError(WorkerLostError):
     """Workers of a pipeline are lost, and their stages with them.
 

@@ -156,16 +156,26 @@ class _Place(NamedTuple):
     flat: bool  # inside of FSDP1
 
 
-def _iterate_parameters(model: nn.Module) -> Iterator[tuple[_Place, str, nn.Parameter]]:
-    """Yield each parameter with its module and attribute, once for each of its names; a module once for all."""
+def iterate_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each module once, with its name. A wrapper has the name of what it wraps, and comes before it."""
+    return ((place.path, place.module) for place in _iterate_places(model))
+
+
+def _iterate_places(model: nn.Module) -> Iterator[_Place]:
     ahead, seen = [_Place("", model, (), False)], set[int]()
     while ahead:
         place = ahead.pop(0)
         if id(place.module) in seen:
             continue
         seen.add(id(place.module))
-        yield from ((place, name, one) for name, one in place.module._parameters.items() if one is not None)
+        yield place
         ahead[:0] = list(_child_places(place))
+
+
+def _iterate_parameters(model: nn.Module) -> Iterator[tuple[_Place, str, nn.Parameter]]:
+    """Yield each parameter with its module and attribute, once for each of its names; a module once for all."""
+    for place in _iterate_places(model):
+        yield from ((place, name, one) for name, one in place.module._parameters.items() if one is not None)
 
 
 def _child_places(place: _Place) -> Iterator[_Place]:
@@ -204,7 +214,7 @@ def _make_piece(source: Any, names: list[str], place: _Place) -> ParameterPiece:
     kind, placements, mesh = PLAIN, tuple[str, ...](), None
     region = HeldRegion((0,) * len(shape), shape)
     if isinstance(tensor, DTensor):
-        kind, placements = _kind_of_placements(tensor.placements), tuple(map(_placement_word, tensor.placements))
+        kind, placements = _kind_of_placements(tensor.placements), tuple(map(placement_word, tensor.placements))
         mesh, region = (
             MeshLayout.from_mesh(tensor.device_mesh),
             _held_region(tensor, tensor.device_mesh, tensor.placements),
@@ -228,7 +238,7 @@ def _kind_of_placements(placements: Iterable[object]) -> str:
     return REPLICATED if all(isinstance(one, Replicate) for one in kinds) else SHARDED
 
 
-def _placement_word(placement: object) -> str:
+def placement_word(placement: object) -> str:
     """Return `Shard(0)`, `Replicate` or `Partial`; a strided shard is a shard of another dimension's piece."""
     dim = getattr(placement, "dim", None)
     return f"Shard({dim})" if dim is not None else type(placement).__name__

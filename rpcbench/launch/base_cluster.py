@@ -34,7 +34,9 @@ from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 
 if TYPE_CHECKING:
+    from rpcbench.compare.report import CompareReport
     from rpcbench.distributed.groups import NamedGroup
+    from rpcbench.launch.compare_programs import Program
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -291,6 +293,43 @@ class BaseCluster(ABC):
             raise TypeError(f"spmd runs a function on each rank, and {train!r} is none: cluster.spmd(train, 0.01)")
         names = spmd.select_ranks(self.workers, self.lost, workers)
         return spmd.run_program(self.agent, names, backend, partial(train, *args, **kwargs))
+
+    def compare(
+        self, *, reference: Program, parallel: Program, mesh: Mapping[str, int] | None = None, steps: int = 1,
+        workers: str | Sequence[str] = ALL, backend: str | None = None,
+    ) -> CompareReport:  # fmt: skip
+        """Compare a parallel training step with the same step in one process, and name the first wrong tensor.
+
+        Outputs of modules, the loss, gradients, parameters, buffers and the optimizer's state are compared, by the
+        names of modules and parameters. How the ranks share each tensor is inferred; nothing is annotated. Dropout is
+        left out of both computations, and its masks are compared apart.
+
+        Args:
+            reference: Two functions: `make_model()` returns the model, `step(model)` runs forward and backward, and
+                perhaps an optimizer, and returns the loss. They run here.
+            parallel: The same on each rank: `make_model(mesh)` and `step(model, mesh)`, with a `DeviceMesh`; either may
+                do without it. They run as a function of `spmd` does.
+            mesh: Sizes of the mesh by name, as of `cluster.mesh`; None: one dimension, `rank`.
+            steps: How often to call `step`.
+            workers: As in `run`; the first one is rank 0.
+            backend: As of `rpcbench.distributed.init_process_group`.
+
+        Returns:
+            The report: `ok`, `first`, `verdicts`, `layouts`; `print(report)` shows it.
+
+        Raises:
+            CompareError: A program returns no loss, the reference is random, or no names match.
+            ValueError: The mesh does not fit the workers.
+            WorkerLostError: A worker is lost.
+
+        >>> report = cluster.compare(reference=(make_model, step), parallel=(make_parallel, step), mesh={"tp": 2})
+        >>> report.ok
+        True
+        """
+        from rpcbench.launch import compare_programs, spmd  # here: they load torch.distributed
+
+        names = spmd.select_ranks(self.workers, self.lost, workers)
+        return compare_programs.compare_programs(self.agent, names, reference, parallel, mesh, steps, backend)
 
     def rpc_sync(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT

@@ -74,8 +74,11 @@ def select_ranks(there: Sequence[str], lost: Sequence[str], workers: str | Seque
     return names
 
 
-def run_program(agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any]) -> list[Any]:
-    """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`."""
+def run_program(
+    agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any], label: str | None = None
+) -> list[Any]:
+    """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`.
+    `label`: its name in errors; None: that of its function."""
     for name in names:
         # an unknown or lost one is an error before anything begins
         agent.calls.sources.check_function(agent.member(name).id, program)
@@ -83,7 +86,7 @@ def run_program(agent: Agent, names: Sequence[str], backend: str | None, program
     place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:
         token = _make_group(agent, names, place, backend)
-        results = _run_and_collect(agent, names, program, token)
+        results = _run_and_collect(agent, names, program, token, label or _name_of(program.func))
     except BaseException:
         _wait_for_calls(_call_ranks(agent, names, end_group, place, seconds=PATIENCE))
         raise
@@ -117,9 +120,12 @@ def _make_group(agent: Agent, names: Sequence[str], place: StorePlace, backend: 
     return tokens[0]
 
 
-def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], token: str) -> list[Any]:
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], token: str, label: str) -> list[Any]:
     """Run the program in a cell, and raise the error of the rank that failed first."""
-    label = getattr(program.func, "__name__", type(program.func).__name__)
     places = _make_environments(agent, names, token)
     own = {
         name: {_VARIABLE: SpmdRank(program, label, tuple(other for other in names if other != name), places[name])}

@@ -1,0 +1,83 @@
+"""How far round-off may move each value of a computation: measured, not assumed.
+
+The reference runs again several times. Parameters, inputs, outputs of modules and their gradients are moved by at most
+the unit round-off of the type that each module computes in; how far that moves a value is what round-off does to it. A
+parallel program computes the same in another order, and may differ by a small multiple of that.
+
+Guarantees
+- The movement is drawn by a generator of its own: the program's random numbers stay the same.
+- A value that round-off moves as far as it is large cannot be judged: its allowance is at least its norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from rpcbench.compare.capture import FORWARD, Capture, Catalog, Key
+
+RUNS = 3  # of the moved reference
+MULTIPLE = 4.0  # of the largest movement that is allowed
+_FEW = 3.0  # n numbers may move little by chance, if n is small: the multiple is larger by 1 + _FEW / sqrt(n)
+
+
+class RoundOff:
+    """Moves values by the unit round-off of their type, or of the coarser one that the ranks have for that module."""
+
+    def __init__(self, seed: int, coarser: Mapping[str, torch.dtype]) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._coarser = coarser
+
+    def move_value(self, name: str, value: Tensor) -> Tensor:
+        """Return a value of the module `name`, moved; numbers that are not floating-point are returned as they are."""
+        if not value.is_floating_point():
+            return value
+        generator = self._generators.get(value.device)
+        if generator is None:
+            generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
+        unit = max(torch.finfo(each).eps for each in (value.dtype, self._coarser.get(name, value.dtype))) / 2
+        noise = torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
+        return (value.detach() * (noise * (2 * unit) - unit) + value).to(value.dtype)
+
+
+def coarser_type(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the type with fewer digits; one that is not floating-point has all."""
+    return max(one, other, key=lambda dtype: torch.finfo(dtype).eps if dtype.is_floating_point else 0.0)
+
+
+def coarsest_types(catalogs: Iterable[Catalog]) -> dict[str, torch.dtype]:
+    """Return the type with the fewest digits in which any rank has the output of each module."""
+    found: dict[str, torch.dtype] = {}
+    for catalog in catalogs:
+        for key, calls in catalog.values.items():
+            for kept in calls.values() if key.phase == FORWARD else ():
+                found[key.name] = coarser_type(found.get(key.name, torch.int64), kept.stored.dtype)
+    return {name: dtype for name, dtype in found.items() if dtype.is_floating_point}
+
+
+def measure_movements(reference: Capture, moved: Capture) -> dict[Key, dict[int, float]]:
+    """Return the norm of the difference of each value between two runs; infinite if the moved run has none like it."""
+    return {
+        key: {call: _measure_movement(reference, moved, key, call) for call in calls}
+        for key, calls in reference.catalog.values.items()
+    }
+
+
+def _measure_movement(reference: Capture, moved: Capture, key: Key, call: int) -> float:
+    own, other = reference.catalog.values[key][call], moved.catalog.values.get(key, {}).get(call)
+    if other is None or other.stored.shape != own.stored.shape:
+        return math.inf
+    difference = reference.spool.read_tensor(own.stored).double() - moved.spool.read_tensor(other.stored).double()
+    return float(torch.linalg.vector_norm(difference)) if difference.numel() else 0.0
+
+
+def allowed_error(movements: list[float], norm: float, count: int, dtype: torch.dtype) -> float:
+    """Return the largest difference that round-off explains, for a value of `count` numbers with this norm."""
+    if not dtype.is_floating_point:
+        return 0.0
+    multiple: float = MULTIPLE * (1 + _FEW / max(count, 1) ** 0.5)
+    return multiple * max(max(movements, default=0.0), norm * torch.finfo(dtype).eps / 2)

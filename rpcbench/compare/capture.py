@@ -1,0 +1,285 @@
+"""Keeps the values of training steps: inputs and outputs of modules, gradients, and what an optimizer made of them.
+
+Guarantees
+- The program computes what it computes without a capture, but for dropout (see `masks`).
+- Names are those of the model without the wrappers of DDP, FSDP, activation checkpoints and `torch.compile`.
+- The second forward of a checkpointed module is no call of its own.
+- The values lie in a `Spool`, not in memory. Several calls of a module (micro-batches, recurrence) are kept in order.
+- After `close` no hook is left on the model.
+"""
+
+# Theory of operation
+#
+#     hooks of each module               ──► "input", "forward": by the number of the call
+#     hook of an output                  ──► "backward": the gradient of that output, under the number of its call
+#     global hook before optimizer.step  ──► "gradient" of each parameter: after all reductions, and after clipping
+#     global hook after optimizer.step   ──► "step": the optimizer's state
+#     `end_turn`                         ──► "gradient" if no optimizer has stepped; "step": parameters and buffers
+#
+# A gradient belongs to the call whose output it is of, however the backward passes are ordered.
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from rpcbench.compare.masks import MaskRecorder
+from rpcbench.compare.spool import Spool, Stored
+from rpcbench.compare.trees import map_tensors
+from rpcbench.distributed.parameter_shards import (
+    iterate_modules,
+    local_tensor,
+    placement_word,
+    read_model,
+    source_tensor,
+)  # fmt: skip
+
+INITIAL, INPUT, FORWARD, LOSS, BACKWARD, GRADIENT, STEP = (
+    "initial", "input", "forward", "loss", "backward", "gradient", "step",
+)  # fmt: skip
+PHASES = (INITIAL, INPUT, FORWARD, LOSS, BACKWARD, GRADIENT, STEP)
+
+
+class Key(NamedTuple):
+    """The name of a value: the same in the reference and on each rank."""
+
+    turn: int  # the number of the step, from 0
+    phase: str  # one of PHASES
+    name: str  # of the module, parameter or buffer; "" for the model itself, and for the loss
+    part: str = ""  # of several tensors: "[0]", "['logits']", ".logits"; of an optimizer's state: "exp_avg"
+
+
+class Kept(NamedTuple):
+    """The value of one call."""
+
+    stored: Stored
+    placements: tuple[tuple[str, str], ...] | None  # of a DTensor: (mesh dimension, "Shard(0)")
+
+
+class ModuleFacts(NamedTuple):
+    """What is known of a module besides its values."""
+
+    kind: str  # the name of its class
+    parameters: tuple[str, ...]  # its own, by their names in the model
+
+
+@dataclasses.dataclass(slots=True)
+class Catalog:
+    """What a run has kept, without the values themselves."""
+
+    values: dict[Key, dict[int, Kept]]  # by key in the order of execution; by number of the call
+    modules: dict[str, ModuleFacts]
+    tied: dict[str, tuple[str, ...]]  # parameter → its other names
+    masks: dict[str, list[str]]  # module whose forward draws dropout masks → a digest of each
+
+
+Perturb = Callable[[str, Tensor], Tensor]
+"""Takes the name of a module and a value of it; returns the value moved by round-off."""
+
+
+class Capture:
+    """The values of a model's run on this process.
+
+    Args:
+        model: Its modules get hooks; `close` removes them.
+        perturb: Applied to each output, each gradient of one, and the model's inputs on their way; parameters are moved
+            once, after their initial values were kept.
+    """
+
+    def __init__(self, model: nn.Module, perturb: Perturb | None = None) -> None:
+        self.spool = Spool()
+        self.catalog = Catalog({}, {}, {}, {})
+        self._model = model
+        self._perturb = perturb
+        self._turn = 0
+        self._calls: defaultdict[str, int] = defaultdict(int)  # module → forwards in this turn
+        self._again: defaultdict[str, int] = defaultdict(int)  # module → forwards that were run again in backward
+        self._without_grad: set[tuple[str, int]] = set()  # calls that autograd did not see: reentrant checkpoints
+        self._has_stepped = False
+        self._masks = MaskRecorder(self.catalog.masks)
+        self._handles: list[RemovableHandle] = [
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ]
+        self._add_module_hooks()
+        self._keep_parameters(INITIAL)
+        if perturb is not None:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    local_tensor(parameter).copy_(perturb("", local_tensor(parameter)))
+
+    def __enter__(self) -> Self:
+        self._masks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._masks.__exit__(*error)
+        self.close()
+
+    def close(self) -> None:
+        """Remove all hooks. What was kept remains."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -- hooks
+    def _add_module_hooks(self) -> None:
+        for name, module in iterate_modules(self._model):
+            known = name in self.catalog.modules  # a wrapper has the hooks of what it wraps
+            own = tuple(join_name(name, each) for each, _ in module.named_parameters(recurse=False))
+            self.catalog.modules[name] = ModuleFacts(_class_name(module), own)
+            if not known:
+                self._handles += [
+                    module.register_forward_pre_hook(partial(self._before_forward, name), with_kwargs=True),
+                    module.register_forward_hook(partial(self._after_forward, name), always_call=False),
+                    module.register_forward_hook(partial(self._leave_forward, name), always_call=True),
+                ]
+
+    def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._masks.enter_module(name)
+        if is_in_backward():
+            return None
+
+        def keep(path: str, tensor: Tensor) -> Tensor:
+            if self._perturb is not None and name == "":
+                tensor = self._perturb(name, tensor)
+            self._keep_value(INPUT, name, path, self._calls[name], tensor)
+            return tensor
+
+        found = map_tensors(keep, (args, kwargs))
+        return found if self._perturb is not None and name == "" else None
+
+    def _after_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        if is_in_backward():
+            self._watch_again(name, output)
+            return None
+        call = self._calls[name]
+        self._calls[name] += 1
+
+        def keep(path: str, tensor: Tensor) -> Tensor:
+            if self._perturb is not None:
+                tensor = self._perturb(name, tensor)
+            self._keep_value(FORWARD, name, path, call, tensor)
+            if tensor.requires_grad:
+                self._watch_gradient(Key(self._turn, BACKWARD, name, path), call, tensor)
+            else:
+                self._without_grad.add((name, call))
+            return tensor
+
+        found = map_tensors(keep, output)
+        return found if self._perturb is not None else None
+
+    def _leave_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self._masks.leave_module()
+
+    def _watch_again(self, name: str, output: Any) -> None:
+        """Watch the gradients of an output that was computed again, if the first forward had none."""
+        call = self._again[name]
+        self._again[name] += 1
+        if (name, call) in self._without_grad:
+
+            def watch(path: str, tensor: Tensor) -> Tensor:
+                if tensor.requires_grad:
+                    self._watch_gradient(Key(self._turn, BACKWARD, name, path), call, tensor)
+                return tensor
+
+            map_tensors(watch, output)
+
+    def _watch_gradient(self, key: Key, call: int, tensor: Tensor) -> None:
+        tensor.register_hook(partial(self._keep_gradient, key, call))  # type: ignore[no-untyped-call]
+
+    def _keep_gradient(self, key: Key, call: int, gradient: Tensor) -> Tensor | None:
+        moved = gradient if self._perturb is None else self._perturb(key.name, gradient)
+        self._keep_at(key, call, moved)
+        return None if self._perturb is None else moved
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._owns_any(optimizer) and not self._has_stepped:
+            self._has_stepped = True
+            self._keep_parameters(GRADIENT)
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for name, parameter in self._named_parameters().items():
+            for part, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.dim():
+                    self._keep_value(STEP, name, part, 0, value)
+
+    def _owns_any(self, optimizer: torch.optim.Optimizer) -> bool:
+        own = {id(each) for each in self._named_parameters().values()}
+        return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
+
+    # -- turns
+    def end_turn(self, loss: Tensor | float) -> None:
+        """Keep the loss that a step has returned, and what the step has left in the model."""
+        self._keep_value(LOSS, "", "", 0, loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64))
+        if not self._has_stepped:
+            self._keep_parameters(GRADIENT)
+        else:
+            self._keep_parameters(STEP)
+        for name, buffer in self._named_buffers():
+            self._keep_value(STEP, name, "", 0, buffer)
+        self._turn += 1
+        self._has_stepped = False
+        self._calls.clear()
+        self._again.clear()
+        self._without_grad.clear()
+
+    def _keep_parameters(self, phase: str) -> None:
+        for name, parameter in self._named_parameters().items():
+            value = parameter.grad if phase == GRADIENT else parameter
+            if value is not None:
+                self._keep_value(phase, name, "", 0, value)
+
+    def _named_parameters(self) -> dict[str, Tensor]:
+        reading = read_model(self._model)
+        self.catalog.tied.update({each.piece.name: each.piece.also for each in reading.parameters if each.piece.also})
+        return {each.piece.name: source_tensor(each.source) for each in reading.parameters}
+
+    def _named_buffers(self) -> list[tuple[str, Tensor]]:
+        return [
+            (join_name(name, each), buffer)
+            for name, module in iterate_modules(self._model)
+            for each, buffer in module.named_buffers(recurse=False)
+        ]
+
+    # -- values
+    def _keep_value(self, phase: str, name: str, part: str, call: int, tensor: Tensor) -> None:
+        self._keep_at(Key(self._turn, phase, name, part), call, tensor)
+
+    def _keep_at(self, key: Key, call: int, tensor: Tensor) -> None:
+        kept = Kept(self._store_tensor(local_tensor(tensor.detach())), _placements_of(tensor))
+        self.catalog.values.setdefault(key, {})[call] = kept
+
+    def _store_tensor(self, tensor: Tensor) -> Stored:
+        values = tensor if tensor.layout == torch.strided else tensor.to_dense()
+        return self.spool.add_tensor(values)
+
+
+def is_in_backward() -> bool:
+    """Return whether autograd runs a backward pass on this thread: a forward in it is one that is run again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def join_name(path: str, name: str) -> str:
+    """Return the name in the model of a child, parameter or buffer of the module at `path`."""
+    return f"{path}.{name}" if path else name
+
+
+def _class_name(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("FSDP")
+
+
+def _placements_of(tensor: Tensor) -> tuple[tuple[str, str], ...] | None:
+    if not isinstance(tensor, DTensor):
+        return None
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return tuple(zip(names, map(placement_word, tensor.placements), strict=False))

@@ -1,0 +1,144 @@
+"""Compares the captured runs of all ranks with the captured run of one process, value by value.
+
+Guarantees
+- One value of the reference, and the ranks' values of it, are in memory at a time.
+- The order is that of the reference: initial values, forward, loss, backward, gradients, step, turn by turn.
+- A module that a rank has without some of its parts (the whole model, on a stage of a pipeline) is another module: its
+  values are judged right where they fit, and never wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from rpcbench.compare.allowances import allowed_error, coarser_type
+from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, PHASES, Capture, Catalog, Kept, Key
+from rpcbench.compare.layouts import Coordinate
+from rpcbench.compare.names import renumber_modules
+from rpcbench.compare.verdicts import ABSENT, RIGHT, WRONG, Mesh, Verdict, judge_value
+
+ReadValue = Callable[[Coordinate, Kept], Tensor]
+"""Reads a value that the rank at a coordinate has kept."""
+Calls = Mapping[int, Kept]
+"""The values of one key, by number of the call."""
+
+
+class Values(dict[Coordinate, Tensor]):
+    """The ranks' values of one key, by coordinate; several calls are joined along their first dimension."""
+
+
+@dataclass
+class Runs:
+    """What there is to compare: a run in one process, and the same on each rank."""
+
+    reference: Capture
+    movements: Mapping[Key, Mapping[int, Sequence[float]]]  # what round-off does to each value, see `allowances`
+    mesh: Mesh
+    ranks: dict[Coordinate, Catalog]
+    read_value: ReadValue
+    factors: dict[int, float] = field(default_factory=dict)  # turn → scale of the ranks' losses in its backward pass
+
+    def judge_all(self) -> Iterator[Verdict]:
+        """Yield the verdict on each value of the reference, in the order of execution."""
+        renumber_modules(self.reference.catalog, self.ranks, self.mesh.sizes, self._has_equal_start)
+        order = {phase: n for n, phase in enumerate(PHASES)}
+        order[INPUT] = order[FORWARD]
+        for key in sorted(self.reference.catalog.values, key=lambda key: (key.turn, order[key.phase])):  # stable
+            yield from self._judge_key(key)
+
+    def read_whole(self, key: Key, call: int | None) -> Tensor:
+        """Return a value of the reference; `call` None: all calls, joined."""
+        own = self.reference.catalog.values[key]
+        return _join([self.reference.spool.read_tensor(own[n].stored) for n in _select_calls(own, call)])
+
+    def read_values(self, key: Key, call: int | None) -> Values:
+        """Return the values of the ranks that have it."""
+        found = Values()
+        for place, catalog in self.ranks.items():
+            calls = catalog.values.get(key, {})
+            if kept := [calls[n] for n in _select_calls(calls, call)]:
+                found[place] = _join([self.read_value(place, each) for each in kept])
+        return found
+
+    def _has_equal_start(self, key: Key, names: Mapping[Coordinate, Key]) -> bool:
+        whole = self.read_whole(key, None)
+        values = {place: self.read_value(place, self.ranks[place].values[own][0]) for place, own in names.items()}
+        return judge_value(key, None, whole, self.mesh, values, self._allowed(key, None, whole, values)).word == RIGHT
+
+    def _judge_key(self, key: Key) -> Iterator[Verdict]:
+        own = self.reference.catalog.values[key]
+        counts = {len(calls) for catalog in self.ranks.values() if (calls := catalog.values.get(key))}
+        for call in [*own] if len(own) > 1 and counts <= {len(own)} else [None]:
+            yield self._judge_call(key, call)
+
+    def _judge_call(self, key: Key, call: int | None) -> Verdict:
+        whole, values = self.read_whole(key, call), self.read_values(key, call)
+        allowed = self._allowed(key, call, whole, values)
+        verdict = judge_value(
+            key, call, whole, self.mesh, values, allowed, self._factors_of(key), self._claimed_kinds(key)
+        )
+        if key.phase == BACKWARD and verdict.word == RIGHT:
+            self.factors.setdefault(key.turn, verdict.factor)
+        if verdict.word == WRONG and key.name in self._partial_modules:
+            verdict.word = ABSENT
+        self._note_missing_gradient(verdict)
+        return verdict
+
+    def _allowed(self, key: Key, call: int | None, whole: Tensor, values: Mapping[Coordinate, Tensor]) -> float:
+        moved = [self.movements[key][n] for n in _select_calls(self.movements[key], call)]
+        norm = float(torch.linalg.vector_norm(whole.double())) if whole.numel() else 0.0
+        dtype = whole.dtype
+        for value in values.values():
+            dtype = coarser_type(dtype, value.dtype)
+        return allowed_error([math.hypot(*each) for each in zip(*moved, strict=True)], norm, whole.numel(), dtype)
+
+    def _factors_of(self, key: Key) -> Sequence[float]:
+        """Return the scales that a rank's gradients may have: those of its loss, which the first of them shows."""
+        if key.phase != BACKWARD:
+            return (1.0,)
+        if key.turn in self.factors:
+            return (self.factors[key.turn],)
+        calls = max((len(catalog.values.get(key, {})) for catalog in self.ranks.values()), default=1)
+        sizes = [*self.mesh.sizes, calls]
+        found = {math.prod(some) for n in range(len(sizes) + 1) for some in combinations(sizes, n)} - {0, 1}
+        return (1.0, *map(float, sorted(found)), *(1 / each for each in sorted(found)))
+
+    def _claimed_kinds(self, key: Key) -> set[str]:
+        kept = (kept for catalog in self.ranks.values() for kept in catalog.values.get(key, {}).values())
+        return {placement.partition("(")[0] for each in kept for _, placement in each.placements or ()}
+
+    @cached_property
+    def _partial_modules(self) -> set[str]:
+        """Modules that some rank has without a part of them."""
+        found = set()
+        for catalog in self.ranks.values():
+            for missing in self.reference.catalog.modules.keys() - catalog.modules.keys():
+                while "." in missing:
+                    missing = missing.rpartition(".")[0]
+                    found.add(missing)
+                found.add("")
+        return found
+
+    def _note_missing_gradient(self, verdict: Verdict) -> None:
+        """A gradient is missing where a rank has the parameter: not only where a rank of its mesh lacks it."""
+        key = verdict.key
+        if key.phase == GRADIENT:
+            initial = Key(0, INITIAL, key.name)
+            has_parameter = {place for place, catalog in self.ranks.items() if initial in catalog.values}
+            if missing := has_parameter - {*verdict.places}:
+                verdict.word, verdict.missing = WRONG, tuple(sorted(missing))
+
+
+def _select_calls(calls: Mapping[int, object], call: int | None) -> list[int]:
+    return sorted(calls) if call is None else [call] if call in calls else []
+
+
+def _join(calls: Sequence[Tensor]) -> Tensor:
+    return calls[0] if len(calls) == 1 else torch.cat([each.reshape(1) if not each.dim() else each for each in calls])

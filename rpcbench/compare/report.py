@@ -1,0 +1,187 @@
+"""The report of a comparison: the verdict on each value, the first difference with its cause, as text and as HTML.
+
+Guarantees
+- `ok` is True only if every value of the reference was found right, or cannot be told; values that no rank has do not
+  count as right: they are listed.
+- `first` is the first wrong value in the order of execution. Where ranks go on with summands that nobody has added up,
+  it is the value in summands, not the one that is wrong because of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rpcbench.base.errors import CompareError, count_noun
+from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, Key
+from rpcbench.compare.causes import Evidence, explain, explain_masks, rank_number
+from rpcbench.compare.compare_runs import Runs
+from rpcbench.compare.layouts import SUM
+from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, Verdict
+
+_MOST_LINES = 60  # of a report as text
+_SIGNS = {RIGHT: "✓", WRONG: "✗", UNKNOWN: "?", ABSENT: "-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference between a parallel program and its reference.
+
+    Args:
+        phase: "initial", "forward", "loss", "backward", "gradient" or "step".
+        name: Of the module, or the parameter, without wrappers; empty for the model itself and for the loss.
+        cause: A sentence with what happened and what to do.
+        ranks: The ranks whose values differ.
+        error: Norm of the difference.
+        allowed: Norm of the difference that round-off explains.
+        step: The number of the step, from 0.
+    """
+
+    phase: str
+    name: str
+    cause: str
+    ranks: tuple[int, ...]
+    error: float
+    allowed: float
+    step: int = 0
+
+    def __str__(self) -> str:
+        step = f" of step {self.step}" if self.step else ""
+        return f"{self.phase}{step} {self.name or 'of the model'}: {self.cause}."
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CompareReport:
+    """What `cluster.compare` has found. `print(report)` shows it as text.
+
+    Args:
+        mesh: The dimensions of the ranks' mesh.
+        verdicts: On each value of the reference, in the order of execution.
+        first: The first difference, or None.
+    """
+
+    mesh: Mesh
+    verdicts: tuple[Verdict, ...]
+    first: Difference | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the parallel program is the same computation as the reference, within round-off."""
+        return self.first is None
+
+    def raise_if_wrong(self) -> None:
+        """Raise AssertionError, with the report as its text, if the programs differ."""
+        if self.first is not None:
+            raise AssertionError(str(self))
+
+    @property
+    def layouts(self) -> dict[str, str]:
+        """The learnt layout of each module's output and each parameter's gradient: name → "dp Shard(0), tp Partial"."""
+        return {
+            each.key.name: each.layout
+            for each in self.verdicts
+            if each.word == RIGHT and each.layout and each.key.phase in (FORWARD, "gradient") and not each.key.turn
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([self._headline(), *self._lines()])
+
+    __repr__ = __str__
+
+    def _headline(self) -> str:
+        counts = Counter(each.word for each in self._shown())
+        mesh = ", ".join(f"{name}={size}" for name, size in zip(*self.mesh, strict=True))
+        tally = ", ".join(f"{counts[word]} {word}" for word in (RIGHT, WRONG, UNKNOWN, ABSENT) if counts[word])
+        if self.first is None:
+            return f"Right: the ranks ({mesh}) compute what one process computes, within round-off ({tally})."
+        return f"Wrong, first at {self.first}\n({mesh}: {tally})"
+
+    def _shown(self) -> list[Verdict]:
+        return [each for each in self.verdicts if each.key.phase != INPUT]
+
+    def _lines(self) -> Iterator[str]:
+        shown = self._shown()
+        width = max((len(_label(each)) for each in shown), default=0)
+        wrong = [n for n, each in enumerate(shown) if each.word == WRONG]
+        begin = max(0, wrong[0] - _MOST_LINES // 2) if wrong else 0
+        for each in shown[begin : begin + _MOST_LINES]:
+            yield f"  {_SIGNS[each.word]} {_label(each):{width}}  {_details(each)}".rstrip()
+        if (left := len(shown) - len(shown[begin : begin + _MOST_LINES])) > 0:
+            yield f"  … and {count_noun(left, 'value')} more: report.verdicts"
+
+
+def _label(verdict: Verdict) -> str:
+    step = f"{verdict.key.turn}: " if verdict.key.turn else ""
+    call = f" call {verdict.call}" if verdict.call is not None else ""
+    return f"{step}{verdict.key.phase:8} {verdict.key.name or '(model)'}{verdict.key.part}{call}"
+
+
+def _details(verdict: Verdict) -> str:
+    if verdict.word == WRONG:
+        return f"error {verdict.error:.2g}, allowed {verdict.allowed:.2g}"
+    return verdict.layout if verdict.word == RIGHT else verdict.word
+
+
+def make_report(runs: Runs) -> CompareReport:
+    """Judge all values of the runs, and explain the first difference."""
+    verdicts = tuple(runs.judge_all())
+    if all(each.word == ABSENT for each in verdicts if each.key.phase == FORWARD):
+        _refuse_names(runs)
+    return CompareReport(runs.mesh, verdicts, _find_first(runs, verdicts))
+
+
+def _refuse_names(runs: Runs) -> None:
+    own = next((name for name in runs.reference.catalog.modules if name), "")
+    theirs = {name for catalog in runs.ranks.values() for name in catalog.modules if name}
+    raise CompareError(
+        f"the two models have no module in common that ran: the reference has {own!r} and others, the ranks have "
+        f"{sorted(theirs)[:5]}. Their modules must have the same names"
+    )
+
+
+def _find_first(runs: Runs, verdicts: Sequence[Verdict]) -> Difference | None:
+    judged = [n for n, each in enumerate(verdicts) if each.key.phase != INPUT]
+    number = next((n for n in judged if verdicts[n].word == WRONG), None)
+    masks = explain_masks(runs, verdicts)
+    if number is None:
+        if masks is None:
+            return None
+        return Difference(FORWARD, masks[0], masks[1], tuple(range(len(runs.ranks))), 0.0, 0.0)
+    verdict = verdicts[number]
+    summands = _find_summands(verdicts, number)
+    evidence = Evidence(runs, verdict, verdicts[:number], verdicts[number + 1 :], summands)
+    named = summands or verdict
+    return Difference(
+        named.key.phase, named.key.name, explain(evidence), _wrong_ranks(runs, verdict), verdict.error,
+        verdict.allowed, named.key.turn,
+    )  # fmt: skip
+
+
+def _find_summands(verdicts: Sequence[Verdict], number: int) -> Verdict | None:
+    """Return the value right before a wrong one that the ranks have in summands: nobody has added these up."""
+    wrong = verdicts[number]
+    if wrong.key.phase not in (FORWARD, BACKWARD):
+        return None
+    for each in reversed(verdicts[:number]):
+        if each.key.phase != wrong.key.phase or each.key.turn != wrong.key.turn:
+            continue
+        if each.word == RIGHT and each.fit is not None:
+            if each.fit.layout.has_kind(SUM):
+                return each
+            if not _is_around(each.key, wrong.key):
+                return None
+    return None
+
+
+def _is_around(outer: Key, inner: Key) -> bool:
+    """Return whether a module contains another one, or is it."""
+    return outer.name == "" or f"{inner.name}.".startswith(f"{outer.name}.")
+
+
+def _wrong_ranks(runs: Runs, verdict: Verdict) -> tuple[int, ...]:
+    places = verdict.missing or verdict.places
+    if verdict.fit is not None and not verdict.missing:
+        bad = [place for place, error in verdict.fit.by_rank.items() if error > verdict.allowed]
+        places = tuple(verdict.whole_places[place] for place in bad) or places
+    return tuple(sorted(rank_number(runs.mesh.sizes, place) for place in places))

@@ -1,0 +1,181 @@
+"""Judges one value: do the ranks have, together, what one process has?
+
+Guarantees
+- Right means that a layout of `layouts` explains every rank's value within the allowance; the layout is in the verdict.
+- Parameters, their gradients and initial values are never right as summands: a step takes each rank's own value.
+- A value that is zero everywhere, or that round-off moves as far as it is large, is neither right nor wrong.
+- A DTensor's own placements are tried first, and are not believed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, LOSS, Key
+from rpcbench.compare.layouts import SUM, Coordinate, Fit, Layout, find_layouts, fit_layout
+
+RIGHT, WRONG, UNKNOWN, ABSENT = "right", "wrong", "cannot tell", "not there"
+_SUMMABLE = (INPUT, FORWARD, BACKWARD, LOSS)
+
+
+class Mesh(NamedTuple):
+    """The dimensions of a mesh of ranks."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found about one value."""
+
+    key: Key
+    call: int | None  # None: all calls, joined along their first dimension
+    word: str  # RIGHT, WRONG, UNKNOWN or ABSENT
+    layout: str = ""  # in words
+    error: float = 0.0  # norm of the difference, of the best layout
+    allowed: float = 0.0
+    norm: float = 0.0  # of the reference
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    factor: float = 1.0  # by which a right gradient of the backward pass is larger: the scale of the loss
+    mesh: Mesh | None = None  # of the ranks that have it
+    fit: Fit | None = None
+    places: tuple[Coordinate, ...] = ()  # ranks that have it
+    whole_places: dict[Coordinate, Coordinate] = field(default_factory=dict)  # coordinate in `mesh` → in the whole one
+    missing: tuple[Coordinate, ...] = ()  # ranks that should have it, and do not
+
+
+class Held(NamedTuple):
+    """The ranks that have a value, as a mesh of their own."""
+
+    mesh: Mesh
+    values: dict[Coordinate, Tensor]  # by the coordinate in `mesh`
+    places: dict[Coordinate, Coordinate]  # of these, in the whole mesh
+    missing: tuple[Coordinate, ...]
+
+
+def hold_values(mesh: Mesh, values: Mapping[Coordinate, Tensor]) -> Held:
+    """Return the ranks that have a value as a mesh: a stage of a pipeline is on one coordinate of `pp`."""
+    there = [sorted({place[d] for place in values}) for d in range(len(mesh.sizes))]
+    kept = [d for d, each in enumerate(there) if len(each) == mesh.sizes[d]]
+    # Along other dimensions the value is on some ranks only: each is a dimension of its own, if it has several.
+    kept += [d for d, each in enumerate(there) if 1 < len(each) < mesh.sizes[d]]
+    kept.sort()
+    small = Mesh(tuple(mesh.names[d] for d in kept), tuple(len(there[d]) for d in kept))
+    places = {
+        tuple(there[d].index(place[d]) for d in kept): place
+        for place in itertools.product(*there)
+        if place in values
+    }
+    missing = tuple(place for place in itertools.product(*there) if place not in values)
+    return Held(small, {own: values[place] for own, place in places.items()}, places, missing)
+
+
+def judge_value(
+    key: Key,
+    call: int | None,
+    whole: Tensor,
+    mesh: Mesh,
+    values: Mapping[Coordinate, Tensor],
+    allowed: float,
+    factors: Sequence[float] = (1.0,),
+    claims: Collection[str] = (),
+) -> Verdict:
+    """Judge one value of the reference by those of the ranks.
+
+    Args:
+        key: Its name; `call`: of the module, or None for all.
+        whole: The reference's value.
+        mesh: Of all ranks.
+        values: Of the ranks that have it, by coordinate.
+        allowed: Norm of the difference that round-off explains.
+        factors: Of the ranks' values that are right, likely ones first: gradients have the scale of the loss.
+        claims: Kinds of placements that DTensors among the values have.
+    """
+    verdict = Verdict(key, call, ABSENT, allowed=allowed, shape=tuple(whole.shape), dtype=_short(whole.dtype))
+    verdict.places = tuple(values)
+    if not values:
+        return verdict
+    held = hold_values(mesh, values)
+    verdict.mesh, verdict.missing, verdict.whole_places = held.mesh, held.missing, held.places
+    whole, local = as_numbers(whole), {place: as_numbers(value) for place, value in held.values.items()}
+    verdict.norm = float(torch.linalg.vector_norm(whole)) if whole.numel() else 0.0
+    if not held.missing:
+        _choose_fit(verdict, whole, local, claims, factors)
+    else:
+        verdict.word, verdict.error = WRONG, float("inf")
+    if verdict.fit is not None:
+        verdict.layout = verdict.fit.layout.describe(held.mesh.names)
+    return verdict
+
+
+def as_numbers(value: Tensor) -> Tensor:
+    """Return a value in a type in which differences are exact enough: float32, or double."""
+    return value if value.dtype == torch.float64 else value.double() if not value.is_floating_point() else value.float()
+
+
+def _choose_fit(
+    verdict: Verdict, whole: Tensor, local: Mapping[Coordinate, Tensor], claims: Collection[str],
+    factors: Sequence[float],
+) -> None:  # fmt: skip
+    """Take the first layout that is near; else the nearest one."""
+    assert verdict.mesh is not None
+    shapes = {place: tuple(value.shape) for place, value in local.items()}
+    tried: list[Fit] = []
+    for layout in find_layouts(whole.shape, shapes, verdict.mesh.sizes):
+        if not _may_be(verdict, layout, claims):
+            continue
+        tried.append(fit_layout(whole, local, verdict.mesh.sizes, layout))
+        if _take_if_near(verdict, tried[-1], factors[0]):
+            return
+    if any(_take_if_near(verdict, fit, factor) for factor in factors[1:] for fit in tried):
+        return
+    verdict.word = WRONG
+    verdict.fit = min(tried, key=lambda fit: fit.error, default=None)
+    verdict.error = verdict.fit.error if verdict.fit else float("inf")
+
+
+def _may_be(verdict: Verdict, layout: Layout, claims: Collection[str]) -> bool:
+    """Return whether a value of this phase may be in summands: not where a step takes each rank's own."""
+    return verdict.key.phase in _SUMMABLE or not layout.has_kind(SUM) or SUM in claims
+
+
+def _take_if_near(verdict: Verdict, fit: Fit, factor: float) -> bool:
+    scales = [factor]
+    if verdict.key.phase == LOSS:  # a mean of the ranks' losses
+        scales.append(factor * _summed_size(fit.layout, verdict.mesh))
+    for scale in scales:
+        error = _error_at(fit, scale, verdict.norm)
+        if error <= verdict.allowed:
+            verdict.word = RIGHT if verdict.norm > verdict.allowed else UNKNOWN
+            verdict.fit, verdict.factor, verdict.error = fit, scale, error
+            return True
+    return False
+
+
+def _summed_size(layout: Layout, mesh: Mesh | None) -> float:
+    """Return the number of ranks that are added up: a mean over them is their sum, divided by it."""
+    assert mesh is not None
+    found = 1.0
+    for share, size in zip(layout.shares, mesh.sizes, strict=True):
+        found *= size if share.kind == SUM else 1
+    return found
+
+
+def _error_at(fit: Fit, factor: float, norm: float) -> float:
+    """Return the norm of `value / factor - reference`, where `fit.factor` may be a little off the one asked for."""
+    if factor == 1.0:
+        return fit.error
+    return math.hypot(fit.scaled_error, (fit.factor / factor - 1) * norm)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

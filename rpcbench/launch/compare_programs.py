@@ -1,0 +1,185 @@
+"""Runs a training step here and on the ranks of a mesh, and compares the two: `cluster.compare`.
+
+Guarantees
+- The ranks run as in `cluster.spmd`: a process group made for them, errors and Ctrl-C as there.
+- Values stay on the worker that made them until they are compared, in a file; after the comparison, also a failed one,
+  no worker keeps anything.
+- The reference runs in this process: once as it is, and `allowances.RUNS` times moved by round-off.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from rpcbench.base.errors import CompareError, WorkerLostError
+from rpcbench.compare.allowances import RUNS, RoundOff, coarsest_types, measure_movements
+from rpcbench.compare.capture import INITIAL, INPUT, Capture, Catalog, Kept, Key, Perturb
+from rpcbench.compare.compare_runs import Runs
+from rpcbench.compare.layouts import Coordinate
+from rpcbench.compare.report import CompareReport, make_report
+from rpcbench.compare.verdicts import Mesh, as_numbers
+from rpcbench.launch import meshes, spmd
+from rpcbench.runtime.agent import Agent
+
+Program = tuple[Callable[..., nn.Module], Callable[..., Any]]
+"""Makes a model, and runs a training step with it, which returns the loss."""
+_RANDOM = 0.1  # an input that moves by this share of itself is drawn anew each time
+_LABEL = "the comparison"  # of calls, in errors
+
+
+def compare_programs(
+    agent: Agent, workers: Sequence[str], reference: Program, parallel: Program, mesh: Mapping[str, int] | None,
+    steps: int, backend: str | None,
+) -> CompareReport:  # fmt: skip
+    """Compare two programs; `workers` are the ranks. See `BaseCluster.compare`."""
+    _check_programs(reference, parallel, steps)
+    sizes = dict(mesh) if mesh is not None else {"rank": len(workers)}
+    meshes.check_mesh("mesh", sizes, workers, [])
+    whole = Mesh(tuple(sizes), tuple(sizes.values()))
+    token = secrets.token_hex(8)
+    own = run_reference(reference, steps)
+    try:
+        program = partial(run_rank, token, parallel, whole, steps)
+        catalogs: list[Catalog] = spmd.run_program(agent, workers, backend, program, label=_name_of(parallel[1]))
+        places = list(itertools.product(*map(range, whole.sizes)))
+        read_value = partial(_read_value, agent, token, dict(zip(places, workers, strict=True)))
+        movements = _measure_round_off(reference, own, steps, catalogs)
+        return make_report(Runs(own, movements, whole, dict(zip(places, catalogs, strict=True)), read_value))
+    finally:
+        own.spool.close()
+        _release_captures(agent, workers, token)
+
+
+def _check_programs(reference: Program, parallel: Program, steps: int) -> None:
+    for name, program in (("reference", reference), ("parallel", parallel)):
+        if not (isinstance(program, tuple) and len(program) == 2 and all(map(callable, program))):
+            raise TypeError(f"{name} is a pair of functions, (make_model, step), and not {program!r}")
+    if steps < 1:
+        raise ValueError(f"steps={steps}: at least one step is compared")
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+# -- the reference
+def run_reference(program: Program, steps: int, perturb: Perturb | None = None) -> Capture:
+    """Run a program in this process, and return what it kept. CompareError if it returns no loss."""
+    make_model, step = program
+    return _run_steps(make_model(), step, steps, (), perturb)
+
+
+def _run_steps(
+    model: Any, step: Callable[..., Any], steps: int, args: tuple[Any, ...], perturb: Perturb | None
+) -> Capture:
+    if not isinstance(model, nn.Module):
+        raise CompareError(f"the function that makes the model has returned {model!r}, which is no torch.nn.Module")
+    with torch.compiler.set_stance("force_eager"), Capture(model, perturb) as capture:
+        for _ in range(steps):
+            loss = step(model, *args)
+            if not (isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1)):
+                raise CompareError(
+                    f"{_name_of(step)} has returned {_describe(loss)}, and not its loss: let it return the loss, a "
+                    "number or a tensor with one element"
+                )
+            capture.end_turn(loss)
+    return capture
+
+
+def _describe(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]
+
+
+def _measure_round_off(
+    program: Program, own: Capture, steps: int, catalogs: Sequence[Catalog]
+) -> dict[Key, dict[int, list[float]]]:
+    coarser = coarsest_types(catalogs)
+    found: dict[Key, dict[int, list[float]]] = {}
+    for seed in range(RUNS):
+        moved = run_reference(program, steps, RoundOff(seed, coarser).move_value)
+        movements = measure_movements(own, moved)
+        moved.spool.close()
+        if random := [key for key in movements if key.phase == INITIAL and any(movements[key].values())]:
+            raise CompareError(
+                f"the reference is random: {random[0].name} begins with other values each time. Let the function that "
+                "makes the model call torch.manual_seed first"
+            )
+        if any(_is_random_input(own, key, movements[key]) for key in movements):
+            raise CompareError(
+                "the reference is random: the model gets other inputs each time. Let its step call torch.manual_seed "
+                "before it draws them, or take the batch from outside"
+            )
+        for key, calls in movements.items():
+            for call, distance in calls.items():
+                found.setdefault(key, {}).setdefault(call, []).append(distance)
+    return found
+
+
+def _is_random_input(own: Capture, key: Key, distances: Mapping[int, float]) -> bool:
+    """Return whether an input of the model moved by more than round-off."""
+    if key.phase != INPUT or key.name:
+        return False
+    norms = {n: float(as_numbers(own.spool.read_tensor(own.catalog.values[key][n].stored)).norm()) for n in distances}
+    return any(distance > norms[n] * _RANDOM for n, distance in distances.items())
+
+
+# -- the ranks
+_captures: dict[str, Capture] = {}
+"""On a worker: what a comparison has kept there, by its token."""
+
+
+def run_rank(token: str, program: Program, mesh: Mesh, steps: int) -> Catalog:
+    """Run a program on this rank, and keep its values until `release_capture`. Called on each worker."""
+    device = "cuda" if "nccl" in c10d.get_backend_config() else "cpu"
+    device_mesh = init_device_mesh(device, mesh.sizes, mesh_dim_names=mesh.names)
+    make_model, step = program
+    model = make_model(*[device_mesh][: _count_arguments(make_model, 1)])
+    args = (device_mesh,) if _count_arguments(step, 2) > 1 else ()
+    _captures[token] = capture = _run_steps(model, step, steps, args, None)
+    return capture.catalog
+
+
+def _count_arguments(function: Callable[..., Any], most: int) -> int:
+    """Return how many arguments a function takes by place, `most` at most."""
+    kinds = [each.kind for each in inspect.signature(function).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return most
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return min(most, sum(kind in by_place for kind in kinds))
+
+
+def read_capture(token: str, kept: Kept) -> Tensor:
+    """Return a value that a comparison has kept on this worker."""
+    return _captures[token].spool.read_tensor(kept.stored)
+
+
+def release_capture(token: str) -> None:
+    """Forget what a comparison has kept on this worker."""
+    if (capture := _captures.pop(token, None)) is not None:
+        capture.spool.close()
+
+
+def _read_value(agent: Agent, token: str, workers: Mapping[Coordinate, str], place: Coordinate, kept: Kept) -> Tensor:
+    value: Tensor = agent.call(workers[place], read_capture, (token, kept), label=_LABEL, own=True).wait()
+    return value
+
+
+def _release_captures(agent: Agent, workers: Sequence[str], token: str) -> None:
+    calls = []
+    for worker in workers:
+        with suppress(WorkerLostError):
+            calls.append(agent.call(worker, release_capture, (token,), label=_LABEL, own=True))
+    for call in calls:
+        with suppress(WorkerLostError):
+            call.wait()
