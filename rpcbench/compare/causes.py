@@ -324,27 +324,104 @@ def _subsets(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _is_over_other_group(evidence: Evidence) -> str | None:
-    """The ranks agree where they should have different pieces, and differ where they should agree."""
-    before = [each for each in evidence.earlier if each.key.phase == evidence.verdict.key.phase and each.word == RIGHT]
-    usual = next((each for each in reversed(before) if each.fit and each.mesh == evidence.held.mesh), None)
-    if usual is None or usual.fit is None or len(evidence.held.mesh.sizes) < 2:
+    """The ranks agree along dimensions of the mesh where they should have different values."""
+    sizes, names = evidence.held.mesh.sizes, evidence.held.mesh.names
+    apart = [d for d, name in enumerate(names) if name in _dims_apart(evidence) and sizes[d] > 1]
+    others = [d for d, size in enumerate(sizes) if d not in apart and size > 1]
+    if not apart or not others or not all(_agree_along(evidence, d) for d in apart):
         return None
-    shares = usual.fit.layout.shares
-    cut = [d for d, share in enumerate(shares) if share.kind == CUT]
-    whole = [d for d, share in enumerate(shares) if share.kind != CUT and evidence.held.mesh.sizes[d] > 1]
-    if not cut or not whole or not all(_agree_along(evidence, d) for d in cut):
+    along = evidence.names_of(apart)
+    if all(_agree_along(evidence, d) for d in others):
+        return (
+            f"a collective runs over the wrong group: all ranks have the same value here, also along {along}, where "
+            f"they have different pieces. Reduce over {evidence.names_of(others)} alone"
+        )
+    return (
+        f"a collective runs over the wrong group: ranks along {along} agree here, where they have different pieces, "
+        f"and ranks along {evidence.names_of(others)} do not. Reduce over {evidence.names_of(others)}"
+    )
+
+
+def _dims_apart(evidence: Evidence) -> set[str]:
+    """Return the names of mesh dimensions along which ranks must have different values: a parameter's pieces, or the
+    pieces of the model's input."""
+    key = evidence.verdict.key
+    before = Key(0, INITIAL, key.name) if key.phase in (GRADIENT, STEP) else None
+    for each in evidence.earlier:
+        is_input = each.key.phase == INPUT and not each.key.name
+        if each.fit is not None and each.mesh is not None and (each.key == before or (before is None and is_input)):
+            return _cut_names(each)
+    return set()
+
+
+def _cut_names(verdict: Verdict) -> set[str]:
+    assert verdict.fit is not None and verdict.mesh is not None
+    shares = verdict.fit.layout.shares
+    return {name for name, share in zip(verdict.mesh.names, shares, strict=True) if share.kind == CUT}
+
+
+def _forward_of(evidence: Evidence) -> Verdict | None:
+    """Return the verdict on the output whose gradient is wrong."""
+    key = evidence.verdict.key._replace(phase=FORWARD)
+    return next((each for each in evidence.earlier if each.key == key and each.fit is not None), None)
+
+
+def _is_half_reduced(evidence: Evidence) -> str | None:
+    """Ranks that have a value whole have different gradients of it."""
+    forward = _forward_of(evidence)
+    if evidence.verdict.key.phase != BACKWARD or forward is None or forward.fit is None or forward.mesh is None:
         return None
-    if not any(_agree_along(evidence, d) for d in whole):
-        return (
-            f"a collective runs over the wrong group: ranks along {evidence.names_of(cut)} agree here, where they have "
-            f"different rows, and ranks along {evidence.names_of(whole)} do not"
-        )
-    if all(_agree_along(evidence, d) for d in whole):
-        return (
-            f"a collective runs over the wrong group: all ranks have the same value here, also along "
-            f"{evidence.names_of(cut)}, where they have different rows. Reduce over {evidence.names_of(whole)} alone"
-        )
+    whole = [d for d, share in enumerate(forward.fit.layout.shares) if share.kind == WHOLE]
+    bad = [d for d in whole if forward.mesh == evidence.held.mesh and not _agree_along(evidence, d)]
+    if not bad:
+        return None
+    along = evidence.names_of(bad)
+    return (
+        f"ranks along {along} have this value whole, and different gradients of it: a reduction over {along} is left "
+        "out in backward, for one of the ways on which the value goes on"
+    )
+
+
+def _is_cut_off(evidence: Evidence) -> str | None:
+    """The forward pass is right, and the gradient of a piece lacks what the other ranks do with it."""
+    forward = _forward_of(evidence)
+    if evidence.verdict.key.phase != BACKWARD or forward is None or forward.word != RIGHT:
+        return None
+    return (
+        "the forward pass is right and this gradient is not: a collective behind it has no backward. A plain "
+        "all_reduce or all_gather cuts the gradients of the other ranks off: use a differentiable one, as of "
+        "torch.distributed.nn, or an autograd function that reduces the gradient"
+    )
+
+
+def _is_fused_block(evidence: Evidence) -> str | None:
+    """A weight of three matrices is cut as if it were one."""
+    if evidence.verdict.key.phase != FORWARD:
+        return None
+    parent = evidence.verdict.key.name.rpartition(".")[0]
+    for each in evidence.earlier:
+        if each.key.phase != INITIAL or not each.key.name.startswith(parent) or each.fit is None or len(each.shape) < 2:
+            continue
+        plain = any(share.kind == CUT and share.dim == 0 and not share.deal for share in each.fit.layout.shares)
+        if plain and each.shape[0] == 3 * each.shape[1]:
+            return (
+                f"{each.key.name} holds three matrices (query, key, value) and is cut as one: a rank has rows of some "
+                "of them only. Cut each of the three, and give a rank its piece of each"
+            )
     return None
+
+
+def _is_cut_short(evidence: Evidence) -> str | None:
+    """The pieces do not make up the tensor."""
+    if evidence.fits or evidence.held.missing or not evidence.held.values:
+        return None
+    whole = tuple(evidence.whole.shape)
+    shapes = {tuple(value.shape) for value in evidence.held.values.values()}
+    listed = " and ".join(map(str, sorted(shapes)))
+    return (
+        f"the shapes do not fit: the reference has {whole}, the ranks have {listed}, and no way to cut or copy gives "
+        "that. Rows may be missing or dropped where a size is not divisible by the number of ranks: pad it"
+    )
 
 
 def _first_along(place: Coordinate, dim: int) -> Coordinate:
@@ -362,7 +439,7 @@ def _agree_along(evidence: Evidence, dim: int) -> bool:
 
 
 # -- the loss
-def _is_mean_of_means(evidence: Evidence) -> str | None:
+def _is_wrong_loss(evidence: Evidence) -> str | None:
     if evidence.verdict.key.phase != LOSS or not _outputs_are_right(evidence):
         return None
     losses = {place: float(value) for place, value in evidence.held.values.items()}
@@ -375,16 +452,19 @@ def _is_mean_of_means(evidence: Evidence) -> str | None:
                 "counted once for each rank"
             )
     listed = ", ".join(f"{each:.6g}" for each in dict.fromkeys(losses.values()))
+    said = f"the model's output is right and the loss is not: {listed} in place of {reference:.6g}"
+    apart = _dims_apart(evidence)
+    if any(name not in apart and not _agree_along(evidence, d) for d, name in enumerate(evidence.held.mesh.names)):
+        return (
+            f"{said}. Ranks with the same rows have different losses: each takes its piece of the vocabulary for the "
+            "whole, in the label smoothing, the normalization, or a reduction that is left out"
+        )
     if len({*losses.values()}) > 1:
         return (
-            f"the model's output is right and the loss is not: the ranks' losses are {listed}, their mean is "
-            f"{mean:.6g}, the reference's is {reference:.6g}. A mean of means: ranks with different numbers of tokens "
-            "must be weighted by these, so divide each rank's sum by the number of tokens of all"
+            f"{said}; their mean is {mean:.6g}. A mean of means: ranks with different numbers of tokens must be "
+            "weighted by these, so divide each rank's sum by the number of tokens of all"
         )
-    return (
-        f"the model's output is right and the loss is not: {listed} in place of {reference:.6g}. Look at its "
-        "normalization, its reductions, and its label smoothing: by the size of the whole vocabulary, not of a piece"
-    )
+    return f"{said}. Look at its normalization, its reductions, and its label smoothing"
 
 
 def _outputs_are_right(evidence: Evidence) -> bool:
@@ -466,37 +546,49 @@ def _order_free_distance(one: Tensor, other: Tensor, dims: int) -> float:
     return _norm(first[(first @ direction).argsort()] - second[(second @ direction).argsort()])
 
 
-def _has_bias_often(evidence: Evidence) -> str | None:
-    """The difference is a whole multiple of a bias of this module."""
+def _has_bias_apart(evidence: Evidence) -> str | None:
+    """The values are explained once a bias of the module is taken apart from them."""
     name = evidence.verdict.key.name
-    if evidence.verdict.key.phase != FORWARD:
+    if evidence.verdict.key.phase != FORWARD or not evidence.fits:
         return None
     for each in evidence.runs.reference.catalog.modules[name].parameters:
         initial = Key(0, INITIAL, each)
-        if not each.endswith("bias") or initial not in evidence.runs.reference.catalog.values:
-            continue
-        bias = as_numbers(evidence.runs.read_whole(initial, None))
-        for fit in evidence.fits:
-            times = _bias_count(evidence, fit, bias)
-            if times is not None:
-                return (
-                    f"the bias is added {times + 1} times, once on each rank: add it after the reduction, or on one "
-                    "rank alone"
-                )
+        if each.endswith("bias") and initial in evidence.runs.reference.catalog.values:
+            bias = as_numbers(evidence.runs.read_whole(initial, None))
+            if evidence.whole.dim() and bias.shape == evidence.whole.shape[-1:]:
+                found = next(filter(None, (_explain_bias(evidence, fit, bias) for fit in evidence.fits)), None)
+                if found:
+                    return found
     return None
 
 
-def _bias_count(evidence: Evidence, fit: Fit, bias: Tensor) -> int | None:
-    if bias.dim() != 1 or not evidence.whole.dim() or evidence.whole.shape[-1] != len(bias):
+def _explain_bias(evidence: Evidence, fit: Fit, bias: Tensor) -> str | None:
+    if any(share.kind == CUT and share.dim == evidence.whole.dim() - 1 for share in fit.layout.shares):
+        return None
+    summed = [d for d, share in enumerate(fit.layout.shares) if share.kind == SUM]
+    if summed:
+        along = evidence.names_of(summed)
+        if evidence.is_near(_refit(evidence, fit, bias).error):
+            return (
+                f"a reduction is left out: the ranks' values add up to the reference along {along}, but for the bias, "
+                f"which each has added. Reduce over {along}, then add the bias"
+            )
         return None
     for dims in _subsets(len(evidence.held.mesh.sizes)):
-        times = evidence.size_of(dims) - 1
-        if times < 1:
-            continue
-        moved = fit_layout(evidence.whole + times * bias, evidence.held.values, evidence.held.mesh.sizes, fit.layout)
-        if evidence.is_near(moved.error):
-            return times
+        size, along = evidence.size_of(dims), evidence.names_of(dims)
+        if size > 1 and evidence.is_near(_refit(evidence, fit, bias, float(size)).error):
+            return f"the bias is added {size} times, once on each rank along {along}: add it after the reduction"
+        apart, norm = _refit(evidence, fit, bias), float(torch.linalg.vector_norm(evidence.whole - bias))
+        for factor, words in ((float(size), "large: a sum for a mean"), (1 / size, "small: a mean for a sum")):
+            if size > 1 and evidence.is_near(math.hypot(apart.scaled_error, (apart.factor / factor - 1) * norm)):
+                return f"but for the bias, the value is {size} times too {words} over {along}"
     return None
+
+
+def _refit(evidence: Evidence, fit: Fit, bias: Tensor, times: float = 1.0) -> Fit:
+    """Fit again without the bias, which the reference has once, and each rank `times`."""
+    values = {place: value - times * bias for place, value in evidence.held.values.items()}
+    return fit_layout(evidence.whole - bias, values, evidence.held.mesh.sizes, fit.layout)
 
 
 def _is_batch_norm(evidence: Evidence) -> str | None:
@@ -604,20 +696,24 @@ def _evidence_of(evidence: Evidence, verdict: Verdict) -> Evidence:
 CAUSES: tuple[Cause, ...] = (
     _is_missing,
     _is_not_finite,
+    _is_cut_short,
     _has_other_start,
     _has_same_rows,
     _is_batch_norm,
     _is_running_statistic,
     _is_tied,
-    _is_in_summands,
     _is_scaled,
+    _is_in_summands,
+    _has_bias_apart,
     _is_over_other_group,
-    _has_bias_often,
-    _is_mean_of_means,
+    _is_wrong_loss,
     _is_same_piece,
     _has_other_order,
     _is_clipped,
     _has_lower_precision,
     _is_one_rank,
     _has_drifted,
+    _is_half_reduced,
+    _is_cut_off,
+    _is_fused_block,
 )

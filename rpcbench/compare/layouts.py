@@ -147,6 +147,9 @@ def _unlikelihood(shares: Sequence[Share]) -> tuple[int, int]:
 def _has_right_sizes(
     shape: Sequence[int], held: Shapes, mesh: Sequence[int], layout: Layout
 ) -> bool:
+    for m, share in enumerate(layout.shares):
+        if share.kind != CUT and any(each != held[(*place[:m], 0, *place[m + 1 :])] for place, each in held.items()):
+            return False  # copies and summands have one shape
     try:
         return all(
             len(found) == each[d]

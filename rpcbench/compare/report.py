@@ -17,7 +17,7 @@ from rpcbench.base.errors import CompareError, count_noun
 from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, Key
 from rpcbench.compare.causes import Evidence, explain, explain_masks, rank_number
 from rpcbench.compare.compare_runs import Runs
-from rpcbench.compare.layouts import SUM
+from rpcbench.compare.layouts import SUM, WHOLE
 from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, Verdict
 
 _MOST_LINES = 60  # of a report as text
@@ -159,19 +159,46 @@ def _find_first(runs: Runs, verdicts: Sequence[Verdict]) -> Difference | None:
 
 
 def _find_summands(verdicts: Sequence[Verdict], number: int) -> Verdict | None:
-    """Return the value right before a wrong one that the ranks have in summands: nobody has added these up."""
+    """Return the value before a wrong one that the ranks have in summands, if nobody has added these up."""
     wrong = verdicts[number]
-    if wrong.key.phase not in (FORWARD, BACKWARD):
-        return None
-    for each in reversed(verdicts[:number]):
-        if each.key.phase != wrong.key.phase or each.key.turn != wrong.key.turn:
-            continue
-        if each.word == RIGHT and each.fit is not None:
-            if each.fit.layout.has_kind(SUM):
-                return each
-            if not _is_around(each.key, wrong.key):
-                return None
+    before = [each for each in reversed(verdicts[:number]) if each.word == RIGHT and each.fit is not None]
+    if wrong.key.phase == FORWARD:
+        return _find_forward_summands(wrong.key, before)
+    if wrong.key.phase == BACKWARD:
+        return _find_backward_summands(wrong.key, before)
     return None
+
+
+def _find_forward_summands(wrong: Key, before: Sequence[Verdict]) -> Verdict | None:
+    """Right before it, or with nothing between but modules around it and beside it."""
+    passed: list[Key] = []
+    for each in before:
+        if each.key.phase != FORWARD or each.key.turn != wrong.turn:
+            continue
+        if each.fit is not None and each.fit.layout.has_kind(SUM):
+            parent = each.key.name.rpartition(".")[0]
+            beside = all(_is_around(key, each.key) or key.name.rpartition(".")[0] == parent for key in passed)
+            return each if beside else None
+        passed.append(each.key)
+    return None
+
+
+def _find_backward_summands(wrong: Key, before: Sequence[Verdict]) -> Verdict | None:
+    """The nearest gradient in summands of a value that the ranks have whole: it must be added up before it goes on."""
+    for each in before:
+        if each.key.phase == BACKWARD and each.key.turn == wrong.turn and (summed := _dims_of(each, SUM)):
+            forward = each.key._replace(phase=FORWARD)
+            output = next((other for other in before if other.key == forward), None)
+            if output is not None and summed <= _dims_of(output, WHOLE):
+                return each
+    return None
+
+
+def _dims_of(verdict: Verdict, kind: str) -> set[str]:
+    if verdict.fit is None or verdict.mesh is None:
+        return set()
+    shares = zip(verdict.mesh.names, verdict.fit.layout.shares, strict=True)
+    return {name for name, share in shares if share.kind == kind}
 
 
 def _is_around(outer: Key, inner: Key) -> bool:
