@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -34,7 +34,6 @@ from torch.utils.hooks import RemovableHandle
 
 from rpcbench.compare.masks import MaskRecorder
 from rpcbench.compare.spool import Spool, Stored
-from rpcbench.compare.trees import map_tensors
 from rpcbench.distributed.parameter_shards import (
     iterate_modules,
     local_tensor,
@@ -283,3 +282,33 @@ def _placements_of(tensor: Tensor) -> tuple[tuple[str, str], ...] | None:
         return None
     names = tensor.device_mesh.mesh_dim_names or ()
     return tuple(zip(names, map(placement_word, tensor.placements), strict=False))
+
+
+# -- values of programs
+def map_tensors(function: Callable[[str, Tensor], Tensor], value: Any, path: str = "") -> Any:
+    """Return a value with `function(path, tensor)` in place of each tensor in it; the value itself is not changed.
+
+    Tensors are found in tuples, lists, mappings, named tuples and dataclasses. A path is the Python that reads one:
+    `[0]`, `['logits']`, `.logits`; empty for the value itself.
+    """
+    if isinstance(value, Tensor):
+        return function(path, value)
+    if isinstance(value, Mapping):
+        found = {key: map_tensors(function, each, f"{path}[{key!r}]") for key, each in value.items()}
+        return found if type(value) is dict else _rebuild_mapping(value, found)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(
+            *(map_tensors(function, each, f"{path}.{name}") for name, each in zip(value._fields, value, strict=True))
+        )
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(function, each, f"{path}[{n}]") for n, each in enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [each.name for each in dataclasses.fields(value) if each.init]
+        return dataclasses.replace(
+            value, **{name: map_tensors(function, getattr(value, name), f"{path}.{name}") for name in names}
+        )
+    return value
+
+
+def _rebuild_mapping(value: Mapping[Any, Any], found: dict[Any, Any]) -> Any:
+    return type(value)(**found) if dataclasses.is_dataclass(value) else type(value)(found)  # type: ignore[call-arg]

@@ -22,7 +22,7 @@ from rpcbench.compare.allowances import allowed_error, coarser_type
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, PHASES, Capture, Catalog, Kept, Key
 from rpcbench.compare.layouts import Coordinate
 from rpcbench.compare.names import renumber_modules
-from rpcbench.compare.verdicts import ABSENT, RIGHT, WRONG, Mesh, Verdict, judge_value
+from rpcbench.compare.verdicts import ABSENT, RIGHT, WRONG, Mesh, ValueVerdict, judge_value
 
 ReadValue = Callable[[Coordinate, Kept], Tensor]
 """Reads a value that the rank at a coordinate has kept."""
@@ -45,7 +45,7 @@ class Runs:
     read_value: ReadValue
     factors: dict[int, float] = field(default_factory=dict)  # turn → scale of the ranks' losses in its backward pass
 
-    def judge_all(self) -> Iterator[Verdict]:
+    def judge_all(self) -> Iterator[ValueVerdict]:
         """Yield the verdict on each value of the reference, in the order of execution."""
         renumber_modules(self.reference.catalog, self.ranks, self.mesh.sizes, self._has_equal_start)
         order = {phase: n for n, phase in enumerate(PHASES)}
@@ -72,13 +72,13 @@ class Runs:
         values = {place: self.read_value(place, self.ranks[place].values[own][0]) for place, own in names.items()}
         return judge_value(key, None, whole, self.mesh, values, self._allowed(key, None, whole, values)).word == RIGHT
 
-    def _judge_key(self, key: Key) -> Iterator[Verdict]:
+    def _judge_key(self, key: Key) -> Iterator[ValueVerdict]:
         own = self.reference.catalog.values[key]
         counts = {len(calls) for catalog in self.ranks.values() if (calls := catalog.values.get(key))}
         for call in [*own] if len(own) > 1 and counts <= {len(own)} else [None]:
             yield self._judge_call(key, call)
 
-    def _judge_call(self, key: Key, call: int | None) -> Verdict:
+    def _judge_call(self, key: Key, call: int | None) -> ValueVerdict:
         whole, values = self.read_whole(key, call), self.read_values(key, call)
         allowed = self._allowed(key, call, whole, values)
         verdict = judge_value(
@@ -126,7 +126,7 @@ class Runs:
                 found.add("")
         return found
 
-    def _note_missing_gradient(self, verdict: Verdict) -> None:
+    def _note_missing_gradient(self, verdict: ValueVerdict) -> None:
         """A gradient is missing where a rank has the parameter: not only where a rank of its mesh lacks it."""
         key = verdict.key
         if key.phase == GRADIENT:

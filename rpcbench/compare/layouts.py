@@ -41,7 +41,7 @@ of the sizes that the ranks have; "round robin": one index to each rank in turn;
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MeshShare:
     """How the ranks along one dimension of the mesh share a tensor."""
 
     kind: str  # WHOLE, SUM or CUT
@@ -58,7 +58,7 @@ class Share:
 class Layout:
     """One share for each dimension of the mesh, and the order in which these cut the tensor."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[MeshShare, ...]
     order: tuple[int, ...]
 
     def describe(self, names: Sequence[str]) -> str:
@@ -70,7 +70,7 @@ class Layout:
         return any(share.kind == kind for share in self.shares)
 
 
-class Fit(NamedTuple):
+class LayoutFit(NamedTuple):
     """How well a layout explains the values of the ranks."""
 
     layout: Layout
@@ -80,7 +80,7 @@ class Fit(NamedTuple):
     by_rank: dict[Coordinate, float]  # norm of each rank's own difference
 
 
-def positions(size: int, cuts: Sequence[tuple[Share, int, int]], held: int | None = None) -> Tensor:
+def positions(size: int, cuts: Sequence[tuple[MeshShare, int, int]], held: int | None = None) -> Tensor:
     """Return the indices along a dimension of `size` that a rank holds; those from `size` on are padding.
 
     Args:
@@ -135,12 +135,12 @@ def find_layouts(shape: Sequence[int], held: Shapes, mesh: Sequence[int]) -> Ite
                 yield layout
 
 
-def _shares_along(cut_dims: Sequence[int], mesh: Sequence[int]) -> list[list[Share]]:
-    cuts = [Share(CUT, dim, deal) for deal in DEALS for dim in cut_dims]
-    return [[Share(WHOLE), *(cuts if size > 1 else []), *([Share(SUM)] if size > 1 else [])] for size in mesh]
+def _shares_along(cut_dims: Sequence[int], mesh: Sequence[int]) -> list[list[MeshShare]]:
+    cuts = [MeshShare(CUT, dim, deal) for deal in DEALS for dim in cut_dims]
+    return [[MeshShare(WHOLE), *(cuts if size > 1 else []), *([MeshShare(SUM)] if size > 1 else [])] for size in mesh]
 
 
-def _unlikelihood(shares: Sequence[Share]) -> tuple[int, int]:
+def _unlikelihood(shares: Sequence[MeshShare]) -> tuple[int, int]:
     return sum(share.kind == SUM for share in shares), sum(DEALS.index(share.deal) for share in shares)
 
 
@@ -195,7 +195,7 @@ def _product(numbers: Iterator[int]) -> int:
     return found
 
 
-def fit_layout(whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[int], layout: Layout) -> Fit:
+def fit_layout(whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[int], layout: Layout) -> LayoutFit:
     """Compare the ranks' values with the whole tensor, under a layout that `find_layouts` gave."""
     shapes = {place: tuple(value.shape) for place, value in held.items()}
     groups: dict[Coordinate, list[Coordinate]] = {}
@@ -222,7 +222,7 @@ def fit_layout(whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[
         worst[piece] = max(old[0], error), max(old[1], scaled)
         by_rank.update(dict.fromkeys(places, error**0.5))
     total, total_scaled = (sum(each[n] for each in worst.values()) ** 0.5 for n in (0, 1))
-    return Fit(layout, total, factor, total_scaled, by_rank)
+    return LayoutFit(layout, total, factor, total_scaled, by_rank)
 
 
 def select_indices(whole: Tensor, indices: Sequence[Tensor]) -> Tensor:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from rpcbench.base.errors import CompareError, count_noun
 from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, Key
-from rpcbench.compare.causes import Evidence, explain, explain_masks, rank_number
+from rpcbench.compare.causes import explain, explain_masks
 from rpcbench.compare.compare_runs import Runs
+from rpcbench.compare.evidence import Evidence, dims_of_kind, rank_number
 from rpcbench.compare.layouts import SUM, WHOLE
-from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, Verdict
+from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, ValueVerdict
 
 _MOST_LINES = 60  # of a report as text
 _SIGNS = {RIGHT: "✓", WRONG: "✗", UNKNOWN: "?", ABSENT: "-"}
@@ -62,7 +63,7 @@ class CompareReport:
     """
 
     mesh: Mesh
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ValueVerdict, ...]
     first: Difference | None
 
     @property
@@ -97,7 +98,7 @@ class CompareReport:
             return f"Right: the ranks ({mesh}) compute what one process computes, within round-off ({tally})."
         return f"Wrong, first at {self.first}\n({mesh}: {tally})"
 
-    def _shown(self) -> list[Verdict]:
+    def _shown(self) -> list[ValueVerdict]:
         return [each for each in self.verdicts if each.key.phase != INPUT]
 
     def _lines(self) -> Iterator[str]:
@@ -111,13 +112,13 @@ class CompareReport:
             yield f"  … and {count_noun(left, 'value')} more: report.verdicts"
 
 
-def _label(verdict: Verdict) -> str:
+def _label(verdict: ValueVerdict) -> str:
     step = f"{verdict.key.turn}: " if verdict.key.turn else ""
     call = f" call {verdict.call}" if verdict.call is not None else ""
     return f"{step}{verdict.key.phase:8} {verdict.key.name or '(model)'}{verdict.key.part}{call}"
 
 
-def _details(verdict: Verdict) -> str:
+def _details(verdict: ValueVerdict) -> str:
     if verdict.word == WRONG:
         return f"error {verdict.error:.2g}, allowed {verdict.allowed:.2g}"
     return verdict.layout if verdict.word == RIGHT else verdict.word
@@ -140,7 +141,7 @@ def _refuse_names(runs: Runs) -> None:
     )
 
 
-def _find_first(runs: Runs, verdicts: Sequence[Verdict]) -> Difference | None:
+def _find_first(runs: Runs, verdicts: Sequence[ValueVerdict]) -> Difference | None:
     judged = [n for n, each in enumerate(verdicts) if each.key.phase != INPUT]
     number = next((n for n in judged if verdicts[n].word == WRONG), None)
     masks = explain_masks(runs, verdicts)
@@ -158,7 +159,7 @@ def _find_first(runs: Runs, verdicts: Sequence[Verdict]) -> Difference | None:
     )  # fmt: skip
 
 
-def _find_summands(verdicts: Sequence[Verdict], number: int) -> Verdict | None:
+def _find_summands(verdicts: Sequence[ValueVerdict], number: int) -> ValueVerdict | None:
     """Return the value before a wrong one that the ranks have in summands, if nobody has added these up."""
     wrong = verdicts[number]
     before = [each for each in reversed(verdicts[:number]) if each.word == RIGHT and each.fit is not None]
@@ -169,7 +170,7 @@ def _find_summands(verdicts: Sequence[Verdict], number: int) -> Verdict | None:
     return None
 
 
-def _find_forward_summands(wrong: Key, before: Sequence[Verdict]) -> Verdict | None:
+def _find_forward_summands(wrong: Key, before: Sequence[ValueVerdict]) -> ValueVerdict | None:
     """Right before it, or with nothing between but modules around it and beside it."""
     passed: list[Key] = []
     for each in before:
@@ -183,22 +184,15 @@ def _find_forward_summands(wrong: Key, before: Sequence[Verdict]) -> Verdict | N
     return None
 
 
-def _find_backward_summands(wrong: Key, before: Sequence[Verdict]) -> Verdict | None:
+def _find_backward_summands(wrong: Key, before: Sequence[ValueVerdict]) -> ValueVerdict | None:
     """The nearest gradient in summands of a value that the ranks have whole: it must be added up before it goes on."""
     for each in before:
-        if each.key.phase == BACKWARD and each.key.turn == wrong.turn and (summed := _dims_of(each, SUM)):
+        if each.key.phase == BACKWARD and each.key.turn == wrong.turn and (summed := dims_of_kind(each, SUM)):
             forward = each.key._replace(phase=FORWARD)
             output = next((other for other in before if other.key == forward), None)
-            if output is not None and summed <= _dims_of(output, WHOLE):
+            if output is not None and summed <= dims_of_kind(output, WHOLE):
                 return each
     return None
-
-
-def _dims_of(verdict: Verdict, kind: str) -> set[str]:
-    if verdict.fit is None or verdict.mesh is None:
-        return set()
-    shares = zip(verdict.mesh.names, verdict.fit.layout.shares, strict=True)
-    return {name for name, share in shares if share.kind == kind}
 
 
 def _is_around(outer: Key, inner: Key) -> bool:
@@ -206,7 +200,7 @@ def _is_around(outer: Key, inner: Key) -> bool:
     return outer.name == "" or f"{inner.name}.".startswith(f"{outer.name}.")
 
 
-def _wrong_ranks(runs: Runs, verdict: Verdict) -> tuple[int, ...]:
+def _wrong_ranks(runs: Runs, verdict: ValueVerdict) -> tuple[int, ...]:
     places = verdict.missing or verdict.places
     if verdict.fit is not None and not verdict.missing:
         bad = [place for place, error in verdict.fit.by_rank.items() if error > verdict.allowed]

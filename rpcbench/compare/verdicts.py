@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, LOSS, Key
-from rpcbench.compare.layouts import SUM, Coordinate, Fit, Layout, find_layouts, fit_layout
+from rpcbench.compare.layouts import SUM, Coordinate, Layout, LayoutFit, find_layouts, fit_layout
 
 RIGHT, WRONG, UNKNOWN, ABSENT = "right", "wrong", "cannot tell", "not there"
 _SUMMABLE = (INPUT, FORWARD, BACKWARD, LOSS)
@@ -33,7 +33,7 @@ class Mesh(NamedTuple):
 
 
 @dataclass(slots=True)
-class Verdict:
+class ValueVerdict:
     """What was found about one value."""
 
     key: Key
@@ -47,13 +47,13 @@ class Verdict:
     dtype: str = ""
     factor: float = 1.0  # by which a right gradient of the backward pass is larger: the scale of the loss
     mesh: Mesh | None = None  # of the ranks that have it
-    fit: Fit | None = None
+    fit: LayoutFit | None = None
     places: tuple[Coordinate, ...] = ()  # ranks that have it
     whole_places: dict[Coordinate, Coordinate] = field(default_factory=dict)  # coordinate in `mesh` → in the whole one
     missing: tuple[Coordinate, ...] = ()  # ranks that should have it, and do not
 
 
-class Held(NamedTuple):
+class HeldValues(NamedTuple):
     """The ranks that have a value, as a mesh of their own."""
 
     mesh: Mesh
@@ -62,7 +62,7 @@ class Held(NamedTuple):
     missing: tuple[Coordinate, ...]
 
 
-def hold_values(mesh: Mesh, values: Mapping[Coordinate, Tensor]) -> Held:
+def hold_values(mesh: Mesh, values: Mapping[Coordinate, Tensor]) -> HeldValues:
     """Return the ranks that have a value as a mesh: a stage of a pipeline is on one coordinate of `pp`."""
     there = [sorted({place[d] for place in values}) for d in range(len(mesh.sizes))]
     kept = [d for d, each in enumerate(there) if len(each) == mesh.sizes[d]]
@@ -76,7 +76,7 @@ def hold_values(mesh: Mesh, values: Mapping[Coordinate, Tensor]) -> Held:
         if place in values
     }
     missing = tuple(place for place in itertools.product(*there) if place not in values)
-    return Held(small, {own: values[place] for own, place in places.items()}, places, missing)
+    return HeldValues(small, {own: values[place] for own, place in places.items()}, places, missing)
 
 
 def judge_value(
@@ -88,7 +88,7 @@ def judge_value(
     allowed: float,
     factors: Sequence[float] = (1.0,),
     claims: Collection[str] = (),
-) -> Verdict:
+) -> ValueVerdict:
     """Judge one value of the reference by those of the ranks.
 
     Args:
@@ -100,7 +100,7 @@ def judge_value(
         factors: Of the ranks' values that are right, likely ones first: gradients have the scale of the loss.
         claims: Kinds of placements that DTensors among the values have.
     """
-    verdict = Verdict(key, call, ABSENT, allowed=allowed, shape=tuple(whole.shape), dtype=_short(whole.dtype))
+    verdict = ValueVerdict(key, call, ABSENT, allowed=allowed, shape=tuple(whole.shape), dtype=_short(whole.dtype))
     verdict.places = tuple(values)
     if not values:
         return verdict
@@ -123,13 +123,13 @@ def as_numbers(value: Tensor) -> Tensor:
 
 
 def _choose_fit(
-    verdict: Verdict, whole: Tensor, local: Mapping[Coordinate, Tensor], claims: Collection[str],
+    verdict: ValueVerdict, whole: Tensor, local: Mapping[Coordinate, Tensor], claims: Collection[str],
     factors: Sequence[float],
 ) -> None:  # fmt: skip
     """Take the first layout that is near; else the nearest one."""
     assert verdict.mesh is not None
     shapes = {place: tuple(value.shape) for place, value in local.items()}
-    tried: list[Fit] = []
+    tried: list[LayoutFit] = []
     for layout in find_layouts(whole.shape, shapes, verdict.mesh.sizes):
         if not _may_be(verdict, layout, claims):
             continue
@@ -143,12 +143,12 @@ def _choose_fit(
     verdict.error = verdict.fit.error if verdict.fit else float("inf")
 
 
-def _may_be(verdict: Verdict, layout: Layout, claims: Collection[str]) -> bool:
+def _may_be(verdict: ValueVerdict, layout: Layout, claims: Collection[str]) -> bool:
     """Return whether a value of this phase may be in summands: not where a step takes each rank's own."""
     return verdict.key.phase in _SUMMABLE or not layout.has_kind(SUM) or SUM in claims
 
 
-def _take_if_near(verdict: Verdict, fit: Fit, factor: float) -> bool:
+def _take_if_near(verdict: ValueVerdict, fit: LayoutFit, factor: float) -> bool:
     scales = [factor]
     if verdict.key.phase == LOSS:  # a mean of the ranks' losses
         scales.append(factor * _summed_size(fit.layout, verdict.mesh))
@@ -170,7 +170,7 @@ def _summed_size(layout: Layout, mesh: Mesh | None) -> float:
     return found
 
 
-def _error_at(fit: Fit, factor: float, norm: float) -> float:
+def _error_at(fit: LayoutFit, factor: float, norm: float) -> float:
     """Return the norm of `value / factor - reference`, where `fit.factor` may be a little off the one asked for."""
     if factor == 1.0:
         return fit.error

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpcbench.compare.layouts import CUT, DEALS, SUM, WHOLE, Layout, Share, find_layouts, fit_layout, positions
+from rpcbench.compare.layouts import CUT, DEALS, SUM, WHOLE, Layout, MeshShare, find_layouts, fit_layout, positions
 from rpcbench.compare.verdicts import Mesh, hold_values
 
 NEAR = 1e-5
@@ -50,12 +50,13 @@ def shared_tensors(draw):
     mesh = draw(st.sampled_from([(2,), (3,), (4,), (2, 2), (2, 3)]))
     deals = [deal for deal in DEALS if deal != "as they are"]
     kinds = st.one_of(
-        st.just(Share(WHOLE)), st.just(Share(SUM)), st.builds(Share, st.just(CUT), st.integers(0, 1), st.just("")),
+        st.sampled_from([MeshShare(WHOLE), MeshShare(SUM)]),
+        st.builds(MeshShare, st.just(CUT), st.integers(0, 1), st.just("")),
     )  # fmt: skip
     shares = [draw(kinds) for _ in mesh]
     cut = [n for n, share in enumerate(shares) if share.kind == CUT]
     if len(cut) == 1:
-        shares[cut[0]] = Share(CUT, shares[cut[0]].dim, draw(st.sampled_from(deals)))
+        shares[cut[0]] = MeshShare(CUT, shares[cut[0]].dim, draw(st.sampled_from(deals)))
     order = tuple(draw(st.permutations(range(len(mesh)))))
     shape = (draw(st.integers(13, 24)), draw(st.integers(13, 24)))
     return mesh, Layout(tuple(shares), order), shape
@@ -101,7 +102,7 @@ def test_a_rank_with_another_value_fits_no_layout(shared, seed):
     ],
 )
 def test_positions_of_each_deal(size, deal, pieces):
-    assert [positions(size, [(Share(CUT, 0, deal), 4, n)]).tolist() for n in range(4)] == pieces
+    assert [positions(size, [(MeshShare(CUT, 0, deal), 4, n)]).tolist() for n in range(4)] == pieces
 
 
 def test_pieces_of_uneven_sizes_and_with_padding():
@@ -115,7 +116,7 @@ def test_pieces_of_uneven_sizes_and_with_padding():
 def test_two_dimensions_of_the_mesh_cut_one_of_the_tensor_in_either_order():
     whole = torch.randn(8, 3)
     for order in ((0, 1), (1, 0)):
-        layout = Layout((Share(CUT, 0), Share(CUT, 0)), order)
+        layout = Layout((MeshShare(CUT, 0), MeshShare(CUT, 0)), order)
         assert first_fit(whole, share_tensor(whole, (2, 2), layout), (2, 2)).order == order
 
 
@@ -130,7 +131,7 @@ def test_a_value_of_some_ranks_is_on_a_mesh_of_its_own():
 
 def test_factors_and_errors_by_rank():
     whole = torch.randn(4, 4, dtype=torch.float64)
-    layout = Layout((Share(CUT, 0),), (0,))
+    layout = Layout((MeshShare(CUT, 0),), (0,))
     held = {(0,): 2 * whole[:2], (1,): 2 * whole[2:]}
     fit = fit_layout(whole, held, (2,), layout)
     assert fit.factor == pytest.approx(2) and fit.scaled_error == pytest.approx(0, abs=1e-12)

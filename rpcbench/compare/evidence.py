@@ -1,0 +1,141 @@
+"""What the explanation of a difference starts from: the first wrong value, and what was found before it.
+
+Guarantees
+- Values are read once, when a cause first asks for them.
+- "Near" means within the allowance of the value that is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rpcbench.compare.capture import GRADIENT, INITIAL, INPUT, STEP, Key
+from rpcbench.compare.compare_runs import Runs
+from rpcbench.compare.layouts import CUT, Coordinate, LayoutFit, find_layouts, fit_layout
+from rpcbench.compare.verdicts import HeldValues, ValueVerdict, as_numbers, hold_values
+
+
+@dataclass
+class Evidence:
+    """The first wrong value, and what was found before it."""
+
+    runs: Runs
+    verdict: ValueVerdict
+    earlier: Sequence[ValueVerdict]  # in order
+    later: Sequence[ValueVerdict]
+    summands: ValueVerdict | None  # the value before it whose summands nobody has added up, if there is one
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """The reference's value."""
+        return as_numbers(self.runs.read_whole(self.verdict.key, self.verdict.call))
+
+    @cached_property
+    def held(self) -> HeldValues:
+        """The ranks' values."""
+        values = self.runs.read_values(self.verdict.key, self.verdict.call)
+        held = hold_values(self.runs.mesh, values)
+        return held._replace(values={place: as_numbers(value) for place, value in held.values.items()})
+
+    @cached_property
+    def fits(self) -> list[LayoutFit]:
+        """All layouts that the shapes allow."""
+        if self.held.missing or not self.held.values:
+            return []
+        shapes = {place: tuple(value.shape) for place, value in self.held.values.items()}
+        sizes = self.held.mesh.sizes
+        return [
+            fit_layout(self.whole, self.held.values, sizes, layout)
+            for layout in find_layouts(self.whole.shape, shapes, sizes)
+        ]
+
+    @property
+    def kind(self) -> str:
+        """The class of the module, in the reference."""
+        facts = self.runs.reference.catalog.modules.get(self.verdict.key.name)
+        return facts.kind if facts else ""
+
+    def is_near(self, error: float) -> bool:
+        """Return whether round-off explains a difference of this norm."""
+        return error <= self.verdict.allowed
+
+    def size_of(self, dims: Iterable[int]) -> int:
+        """Return the number of ranks along dimensions of the mesh."""
+        return math.prod(self.held.mesh.sizes[d] for d in dims)
+
+    def names_of(self, dims: Iterable[int]) -> str:
+        """Return the names of dimensions of the mesh, as words."""
+        return " and ".join(self.held.mesh.names[d] for d in dims)
+
+    def rank_names(self, places: Iterable[Coordinate]) -> str:
+        """Return ranks of the held mesh by their numbers in the whole one: `rank 2`, `ranks 0 and 1`."""
+        return rank_words(self.runs.mesh.sizes, [self.held.places[place] for place in places])
+
+    def is_scaled_by(self, fit: LayoutFit, factor: float) -> bool:
+        """Return whether the ranks' values are those of the layout, times a factor."""
+        return self.is_near(math.hypot(fit.scaled_error, (fit.factor / factor - 1) * self.verdict.norm))
+
+    def agree_along(self, dim: int) -> bool:
+        """Return whether ranks that differ only along a dimension of the mesh have the same value."""
+        values = self.held.values
+        return all(
+            value.shape == (other := values[first_along(place, dim)]).shape and self.is_near(norm_of(value - other))
+            for place, value in values.items()
+        )
+
+    def dims_apart(self) -> set[str]:
+        """Return the names of mesh dimensions along which ranks must have different values: a parameter's pieces, or
+        the pieces of the model's input."""
+        key = self.verdict.key
+        before = Key(0, INITIAL, key.name) if key.phase in (GRADIENT, STEP) else None
+        for each in self.earlier:
+            is_input = each.key.phase == INPUT and not each.key.name
+            if each.key == before or (before is None and is_input):
+                return dims_of_kind(each, CUT)
+        return set()
+
+    def subsets_of_dims(self) -> Iterator[tuple[int, ...]]:
+        """Yield sets of dimensions of the mesh that have several ranks, small sets first."""
+        dims = [d for d, size in enumerate(self.held.mesh.sizes) if size > 1]
+        for n in range(1, len(dims) + 1):
+            yield from itertools.combinations(dims, n)
+
+
+def rank_words(sizes: Sequence[int], places: Iterable[Coordinate]) -> str:
+    """Return ranks by number: `rank 2`, `ranks 0 and 1`."""
+    numbers = sorted(rank_number(sizes, place) for place in places)
+    words = [str(each) for each in numbers]
+    return f"rank {words[0]}" if len(words) == 1 else f"ranks {', '.join(words[:-1])} and {words[-1]}"
+
+
+def rank_number(sizes: Sequence[int], place: Coordinate) -> int:
+    """Return the rank at a coordinate of a mesh, in row-major order."""
+    found = 0
+    for at, size in zip(place, sizes, strict=True):
+        found = found * size + at
+    return found
+
+
+def first_along(place: Coordinate, dim: int) -> Coordinate:
+    """Return the first coordinate in the same line of the mesh along a dimension."""
+    return (*place[:dim], 0, *place[dim + 1 :])
+
+
+def dims_of_kind(verdict: ValueVerdict, kind: str) -> set[str]:
+    """Return the names of the mesh dimensions along which the ranks share a value so."""
+    if verdict.fit is None or verdict.mesh is None:
+        return set()
+    shares = zip(verdict.mesh.names, verdict.fit.layout.shares, strict=True)
+    return {name for name, share in shares if share.kind == kind}
+
+
+def norm_of(difference: Tensor) -> float:
+    """Return the norm, in double precision."""
+    return float(torch.linalg.vector_norm(difference, dtype=torch.float64)) if difference.numel() else 0.0

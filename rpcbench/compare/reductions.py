@@ -1,0 +1,236 @@
+"""Causes that lie in a reduction: left out, doubled, over another group, of a wrong kind, or without a backward.
+
+Each function takes the evidence, and returns a sentence, or None where its transformation does not give the ranks'
+values.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, STEP, Key
+from rpcbench.compare.evidence import Evidence, norm_of
+from rpcbench.compare.layouts import (
+    CUT,
+    SUM,
+    WHOLE,
+    Coordinate,
+    Layout,
+    LayoutFit,
+    fit_layout,
+    indices_of,
+    select_indices,
+)  # fmt: skip
+from rpcbench.compare.verdicts import RIGHT, ValueVerdict, as_numbers
+
+
+def is_in_summands(evidence: Evidence) -> str | None:
+    """The ranks' values add up to the reference: nobody has added them up."""
+    if evidence.summands is not None:
+        before = evidence.summands
+        assert before.fit is not None and before.mesh is not None
+        dims = [d for d, share in enumerate(before.fit.layout.shares) if share.kind == SUM]
+        along = " and ".join(before.mesh.names[d] for d in dims)
+        direction = "its gradient" if before.key.phase == BACKWARD else "it"
+        return (
+            f"a reduction is left out: the ranks along {along} have summands of {before.key.name or 'the output'}, "
+            f"and go on with these. Add {direction} up over {along}"
+            + (" in backward" if before.key.phase == BACKWARD else "")
+        )
+    for fit in evidence.fits:
+        dims = [d for d, share in enumerate(fit.layout.shares) if share.kind == SUM]
+        size = evidence.size_of(dims)
+        if not dims:
+            continue
+        along = evidence.names_of(dims)
+        if evidence.is_near(fit.error):
+            return (
+                f"a reduction is left out: the ranks' values add up to the reference along {along}, and each rank has "
+                f"its own summand. Reduce it over {along}"
+            )
+        if evidence.is_scaled_by(fit, float(size)):
+            return (
+                f"a reduction is left out: the mean of the ranks' values along {along} is the reference, and each rank "
+                f"has its own value. Average it over {along}"
+            )
+    return None
+
+
+def is_scaled(evidence: Evidence) -> str | None:
+    own = [fit for fit in evidence.fits if not fit.layout.has_kind(SUM)]
+    for fit in own:
+        for dims in evidence.subsets_of_dims():
+            size, along = evidence.size_of(dims), evidence.names_of(dims)
+            if evidence.is_scaled_by(fit, float(size)):
+                return (
+                    f"the value is {size} times too large, the number of ranks along {along}: a sum stands where their "
+                    "mean belongs, or it is reduced twice"
+                )
+            if evidence.is_scaled_by(fit, 1 / size):
+                return (
+                    f"the value is {size} times too small, the number of ranks along {along}: a mean stands where "
+                    f"their sum belongs, or it is divided by the number of ranks along {along} once too often"
+                )
+        calls = _most_calls(evidence)
+        for factor, words in ((float(calls), "large: divide the loss of each by their number"), (1 / calls, "small")):
+            if calls > 1 and evidence.is_scaled_by(fit, factor):
+                return f"the value is {calls} times too {words}; {calls} is the number of micro-batches"
+    return None
+
+
+def _most_calls(evidence: Evidence) -> int:
+    keys = [each.key for each in evidence.earlier if each.key.phase == FORWARD]
+    return max((len(c.values.get(key, {})) for key in keys for c in evidence.runs.ranks.values()), default=1)
+
+
+def is_over_other_group(evidence: Evidence) -> str | None:
+    """The ranks agree along dimensions of the mesh where they should have different values."""
+    sizes, names = evidence.held.mesh.sizes, evidence.held.mesh.names
+    apart = [d for d, name in enumerate(names) if name in evidence.dims_apart() and sizes[d] > 1]
+    others = [d for d, size in enumerate(sizes) if d not in apart and size > 1]
+    if not apart or not others or not all(evidence.agree_along(d) for d in apart):
+        return None
+    along = evidence.names_of(apart)
+    if all(evidence.agree_along(d) for d in others):
+        return (
+            f"a collective runs over the wrong group: all ranks have the same value here, also along {along}, where "
+            f"they have different pieces. Reduce over {evidence.names_of(others)} alone"
+        )
+    return (
+        f"a collective runs over the wrong group: ranks along {along} agree here, where they have different pieces, "
+        f"and ranks along {evidence.names_of(others)} do not. Reduce over {evidence.names_of(others)}"
+    )
+
+
+def _forward_of(evidence: Evidence) -> ValueVerdict | None:
+    """Return the verdict on the output whose gradient is wrong."""
+    key = evidence.verdict.key._replace(phase=FORWARD)
+    return next((each for each in evidence.earlier if each.key == key and each.fit is not None), None)
+
+
+def is_half_reduced(evidence: Evidence) -> str | None:
+    """Ranks that have a value whole have different gradients of it."""
+    forward = _forward_of(evidence)
+    if evidence.verdict.key.phase != BACKWARD or forward is None or forward.fit is None or forward.mesh is None:
+        return None
+    whole = [d for d, share in enumerate(forward.fit.layout.shares) if share.kind == WHOLE]
+    bad = [d for d in whole if forward.mesh == evidence.held.mesh and not evidence.agree_along(d)]
+    if not bad:
+        return None
+    along = evidence.names_of(bad)
+    return (
+        f"ranks along {along} have this value whole, and different gradients of it: a reduction over {along} is left "
+        "out in backward, for one of the ways on which the value goes on"
+    )
+
+
+def is_cut_off(evidence: Evidence) -> str | None:
+    """The forward pass is right, and the gradient of a piece lacks what the other ranks do with it."""
+    forward = _forward_of(evidence)
+    if evidence.verdict.key.phase != BACKWARD or forward is None or forward.word != RIGHT:
+        return None
+    return (
+        "the forward pass is right and this gradient is not: a collective behind it has no backward. A plain "
+        "all_reduce or all_gather cuts the gradients of the other ranks off: use a differentiable one, as of "
+        "torch.distributed.nn, or an autograd function that reduces the gradient"
+    )
+
+
+def has_bias_apart(evidence: Evidence) -> str | None:
+    """The values are explained once a bias of the module is taken apart from them."""
+    name = evidence.verdict.key.name
+    if evidence.verdict.key.phase != FORWARD or not evidence.fits:
+        return None
+    for each in evidence.runs.reference.catalog.modules[name].parameters:
+        initial = Key(0, INITIAL, each)
+        if each.endswith("bias") and initial in evidence.runs.reference.catalog.values:
+            bias = as_numbers(evidence.runs.read_whole(initial, None))
+            if evidence.whole.dim() and bias.shape == evidence.whole.shape[-1:]:
+                found = next(filter(None, (_explain_bias(evidence, fit, bias) for fit in evidence.fits)), None)
+                if found:
+                    return found
+    return None
+
+
+def _explain_bias(evidence: Evidence, fit: LayoutFit, bias: Tensor) -> str | None:
+    if any(share.kind == CUT and share.dim == evidence.whole.dim() - 1 for share in fit.layout.shares):
+        return None
+    summed = [d for d, share in enumerate(fit.layout.shares) if share.kind == SUM]
+    if summed:
+        along = evidence.names_of(summed)
+        if evidence.is_near(_refit(evidence, fit, bias).error):
+            return (
+                f"a reduction is left out: the ranks' values add up to the reference along {along}, but for the bias, "
+                f"which each has added. Reduce over {along}, then add the bias"
+            )
+        return None
+    for dims in evidence.subsets_of_dims():
+        size, along = evidence.size_of(dims), evidence.names_of(dims)
+        if evidence.is_near(_refit(evidence, fit, bias, float(size)).error):
+            return f"the bias is added {size} times, once on each rank along {along}: add it after the reduction"
+        apart, norm = _refit(evidence, fit, bias), norm_of(evidence.whole - bias)
+        for factor, words in ((float(size), "large: a sum for a mean"), (1 / size, "small: a mean for a sum")):
+            if evidence.is_near(math.hypot(apart.scaled_error, (apart.factor / factor - 1) * norm)):
+                return f"but for the bias, the value is {size} times too {words} over {along}"
+    return None
+
+
+def _refit(evidence: Evidence, fit: LayoutFit, bias: Tensor, times: float = 1.0) -> LayoutFit:
+    """LayoutFit again without the bias, which the reference has once, and each rank `times`."""
+    values = {place: value - times * bias for place, value in evidence.held.values.items()}
+    return fit_layout(evidence.whole - bias, values, evidence.held.mesh.sizes, fit.layout)
+
+
+def is_clipped(evidence: Evidence) -> str | None:
+    """Each rank's gradient is the reference's, times a factor of its own that is the same for all its parameters."""
+    if evidence.verdict.key.phase != GRADIENT:
+        return None
+    for fit in evidence.fits:
+        if fit.layout.has_kind(SUM) or fit.layout.order is None:
+            continue
+        factors = _own_factors(evidence, fit.layout)
+        if factors is None or all(abs(each - 1) < 1e-3 for each in factors.values()):
+            continue
+        listed = ", ".join(f"{each:.4g}" for each in dict.fromkeys(round(each, 6) for each in factors.values()))
+        return (
+            f"the gradients have the right direction and another length ({listed} times the reference's): they are "
+            "clipped by a norm that is not that of the whole model, as of a rank's own shard, or of some parameters"
+        )
+    return None
+
+
+def _own_factors(evidence: Evidence, layout: Layout) -> dict[Coordinate, float] | None:
+    found = {}
+    for place, value in evidence.held.values.items():
+        piece = _piece_of(evidence, layout, place)
+        if piece is None or piece.shape != value.shape or not (square := float((piece.double() ** 2).sum())):
+            return None
+        factor = float((piece.double() * value.double()).sum()) / square
+        if factor <= 0 or not evidence.is_near(norm_of(value / factor - piece)):
+            return None
+        found[place] = factor
+    return found
+
+
+def _piece_of(evidence: Evidence, layout: Layout, place: Coordinate) -> Tensor | None:
+    shapes = {each: tuple(value.shape) for each, value in evidence.held.values.items()}
+    try:
+        return select_indices(
+            evidence.whole, indices_of(evidence.whole.shape, shapes, evidence.held.mesh.sizes, layout, place)
+        )
+    except LookupError:
+        return None
+
+
+def is_tied(evidence: Evidence) -> str | None:
+    name = evidence.verdict.key.name
+    tied = evidence.runs.reference.catalog.tied
+    group = next(((first, *others) for first, others in tied.items() if name in (first, *others)), None)
+    if group is None or evidence.verdict.key.phase not in (GRADIENT, STEP):
+        return None
+    return (
+        f"{' and '.join(group)} are one parameter in the reference: its gradient is the sum of what all its uses give. "
+        "The ranks that hold copies must add their gradients up"
+    )
