@@ -17,7 +17,7 @@ from rpcbench.compare import reductions
 from rpcbench.compare.capture import FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.evidence import Evidence, first_along, norm_of, rank_words
-from rpcbench.compare.layouts import CUT, SUM, WHOLE, Coordinate, Layout, LayoutFit
+from rpcbench.compare.layouts import CUT, SUM, WHOLE, Coordinate, Layout, LayoutFit, MeshShare, fit_layout
 from rpcbench.compare.verdicts import RIGHT, WRONG, ValueVerdict
 
 _HALF_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,10 +77,18 @@ def _compare_masks(runs: Runs, name: str, verdict: ValueVerdict) -> str | None:
 # -- values that are not there, or not numbers
 def _is_missing(evidence: Evidence) -> str | None:
     verdict = evidence.verdict
+    if verdict.key.phase == STEP and verdict.missing:
+        return (
+            "the replicas drift apart: no optimizer has stepped on "
+            f"{rank_words(evidence.runs.mesh.sizes, verdict.missing)}"
+        )
     if verdict.key.phase != GRADIENT or not verdict.missing:
         return None
     if len(verdict.missing) == len(evidence.runs.ranks):
-        return "no rank has a gradient: the forward pass does not use the parameter, or cuts it off by detach"
+        return (
+            "no rank has a gradient: the forward pass does not use the parameter or cuts it off, or its reduction is "
+            "put off to a later step (no_sync)"
+        )
     return (
         f"the parameter has no gradient on {rank_words(evidence.runs.mesh.sizes, verdict.missing)}: the forward pass "
         "there does not use it"
@@ -221,6 +229,11 @@ def _is_wrong_loss(evidence: Evidence) -> str | None:
             f"{said}. Ranks with the same rows have different losses: each takes its piece of the vocabulary for the "
             "whole, in the label smoothing, the normalization, or a reduction that is left out"
         )
+    if dealt := [d for d, share in enumerate(_input_shares(evidence)) if share.deal]:
+        return (
+            f"{said}. The ranks have the inputs {_input_shares(evidence)[dealt[0]]}: targets must be dealt to them in "
+            "the same order"
+        )
     if len({*losses.values()}) > 1:
         return (
             f"{said}; their mean is {mean:.6g}. A mean of means: ranks with different numbers of tokens must be "
@@ -229,11 +242,50 @@ def _is_wrong_loss(evidence: Evidence) -> str | None:
     return f"{said}. Look at its normalization, its reductions, and its label smoothing"
 
 
+def _input_shares(evidence: Evidence) -> Sequence[MeshShare]:
+    for each in evidence.earlier:
+        if each.key.phase == INPUT and not each.key.name and each.fit is not None:
+            return each.fit.layout.shares
+    return ()
+
+
 def _outputs_are_right(evidence: Evidence) -> bool:
     turn = evidence.verdict.key.turn
     return not any(
         each.word == WRONG for each in evidence.earlier if each.key.phase == FORWARD and each.key.turn == turn
     )
+
+
+def _is_mask_of_piece(evidence: Evidence) -> str | None:
+    """The rank with the first piece of the sequence is right, and the others are not."""
+    if evidence.verdict.key.phase != FORWARD:
+        return None
+    for fit in evidence.fits:
+        along = [d for d, share in enumerate(fit.layout.shares) if share.kind == CUT and share.dim >= 1]
+        apart = [d for d in along if evidence.held.mesh.names[d] in evidence.dims_apart()]
+        if not apart or fit.layout.has_kind(SUM):
+            continue
+        bad = {place for place, error in fit.by_rank.items() if not evidence.is_near(error)}
+        if bad and all((place in bad) == any(place[d] for d in apart) for place in fit.by_rank):
+            return (
+                f"the ranks with the first piece along {evidence.names_of(apart)} are right, and the others are not: a "
+                "causal mask or positions that begin with 0 on every rank, in place of where its piece of the sequence "
+                "begins"
+            )
+    return None
+
+
+def _has_old_gradient(evidence: Evidence) -> str | None:
+    """The gradient of the step before is still in it."""
+    key = evidence.verdict.key
+    before = key._replace(turn=key.turn - 1)
+    if key.phase != GRADIENT or before not in evidence.runs.reference.catalog.values:
+        return None
+    both = evidence.whole + evidence.runs.read_whole(before, None)
+    fits = (fit_layout(both, evidence.held.values, evidence.held.mesh.sizes, fit.layout) for fit in evidence.fits)
+    if any(evidence.is_near(fit.error) for fit in fits):
+        return "the gradient of the step before is still in it: call zero_grad before each step"
+    return None
 
 
 # -- one rank
@@ -265,6 +317,17 @@ def _has_drifted(evidence: Evidence) -> str | None:
     return (
         "the replicas have drifted apart: ranks that hold the same piece have different values after the step, though "
         "all gradients are right. Their optimizers have different options or states, or a buffer is never shared"
+    )
+
+
+def _is_other_update(evidence: Evidence) -> str | None:
+    key = evidence.verdict.key
+    gradient = key._replace(phase=GRADIENT, part="")
+    if key.phase != STEP or not any(each.key == gradient and each.word == RIGHT for each in evidence.earlier):
+        return None
+    return (
+        "the gradients are right and the step is not: the optimizer has other options than the reference's (learning "
+        "rate, weight decay, betas), steps more than once, or decays the weights a second time"
     )
 
 
@@ -371,17 +434,22 @@ CAUSES: tuple[Cause, ...] = (
     _is_batch_norm,
     _is_running_statistic,
     reductions.is_tied,
+    _has_old_gradient,
     reductions.is_scaled,
     reductions.is_in_summands,
     reductions.has_bias_apart,
     reductions.is_over_other_group,
     _is_wrong_loss,
     _is_same_piece,
+    _is_mask_of_piece,
+    reductions.is_cut_twice,
+    reductions.is_other_expert,
     _has_other_order,
     reductions.is_clipped,
-    _has_lower_precision,
     _is_one_rank,
     _has_drifted,
+    _is_other_update,
+    _has_lower_precision,
     reductions.is_half_reduced,
     reductions.is_cut_off,
     _is_fused_block,

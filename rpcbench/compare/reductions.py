@@ -7,11 +7,12 @@ values.
 from __future__ import annotations
 
 import math
+import re
 
 from torch import Tensor
 
-from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, STEP, Key
-from rpcbench.compare.evidence import Evidence, norm_of
+from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, STEP, Key
+from rpcbench.compare.evidence import Evidence, dims_of_kind, norm_of
 from rpcbench.compare.layouts import (
     CUT,
     SUM,
@@ -59,24 +60,25 @@ def is_in_summands(evidence: Evidence) -> str | None:
 
 
 def is_scaled(evidence: Evidence) -> str | None:
-    own = [fit for fit in evidence.fits if not fit.layout.has_kind(SUM)]
-    for fit in own:
-        for dims in evidence.subsets_of_dims():
-            size, along = evidence.size_of(dims), evidence.names_of(dims)
-            if evidence.is_scaled_by(fit, float(size)):
+    """The value is too large or too small by a number of ranks, or of micro-batches."""
+    counts: dict[int, list[str]] = {}
+    for dims in evidence.subsets_of_dims():
+        counts.setdefault(evidence.size_of(dims), []).append(f"of ranks along {evidence.names_of(dims)}")
+    if (calls := _most_calls(evidence)) > 1:
+        counts.setdefault(calls, []).append("of micro-batches")
+    for fit in evidence.fits:
+        for count, words in counts.items() if not fit.layout.has_kind(SUM) else ():
+            number = f"the number {' and '.join(words)}"
+            if evidence.is_scaled_by(fit, float(count)):
                 return (
-                    f"the value is {size} times too large, the number of ranks along {along}: a sum stands where their "
-                    "mean belongs, or it is reduced twice"
+                    f"the value is {count} times too large, {number}: a sum stands where a mean belongs, or it is "
+                    "reduced twice"
                 )
-            if evidence.is_scaled_by(fit, 1 / size):
+            if evidence.is_scaled_by(fit, 1 / count):
                 return (
-                    f"the value is {size} times too small, the number of ranks along {along}: a mean stands where "
-                    f"their sum belongs, or it is divided by the number of ranks along {along} once too often"
+                    f"the value is {count} times too small, {number}: a mean stands where a sum belongs, or it is "
+                    "divided once too often"
                 )
-        calls = _most_calls(evidence)
-        for factor, words in ((float(calls), "large: divide the loss of each by their number"), (1 / calls, "small")):
-            if calls > 1 and evidence.is_scaled_by(fit, factor):
-                return f"the value is {calls} times too {words}; {calls} is the number of micro-batches"
     return None
 
 
@@ -108,6 +110,44 @@ def _forward_of(evidence: Evidence) -> ValueVerdict | None:
     """Return the verdict on the output whose gradient is wrong."""
     key = evidence.verdict.key._replace(phase=FORWARD)
     return next((each for each in evidence.earlier if each.key == key and each.fit is not None), None)
+
+
+def is_cut_twice(evidence: Evidence) -> str | None:
+    """A weight is cut along the dimension of the mesh where the ranks have different rows, and is not gathered."""
+    key = evidence.verdict.key
+    facts = evidence.runs.reference.catalog.modules.get(key.name)
+    if key.phase != FORWARD or facts is None:
+        return None
+    inputs = [each for each in evidence.earlier if each.key.phase == INPUT and each.key.name == key.name]
+    apart = set().union(*(dims_of_kind(each, CUT) for each in inputs if each.word == RIGHT))
+    for each in evidence.earlier:
+        is_own = each.key.phase == INITIAL and each.key.name in facts.parameters
+        if is_own and (both := apart & dims_of_kind(each, CUT)):
+            along = " and ".join(sorted(both))
+            return (
+                f"{each.key.name} is cut along {along}, where the ranks have different rows, so no rank has all of its "
+                f"own result: the module is made parallel over the wrong dimension of the mesh or the wrong group"
+            )
+    return None
+
+
+def is_other_expert(evidence: Evidence) -> str | None:
+    """Ranks have the same gradient for parameters that are different ones."""
+    key, places = evidence.verdict.key, evidence.verdict.places
+    if key.phase not in (GRADIENT, BACKWARD) or len(places) == len(evidence.runs.ranks) or not places:
+        return None
+    own = evidence.held.values[min(evidence.held.values)]
+    pattern = re.sub(r"\d+", "#", key.name)
+    for place, catalog in evidence.runs.ranks.items():
+        for other in catalog.values if place not in places else ():
+            if other._replace(name=key.name) == key and re.sub(r"\d+", "#", other.name) == pattern:
+                value = as_numbers(evidence.runs.read_value(place, catalog.values[other][0]))
+                if value.shape == own.shape and evidence.is_near(norm_of(value - own)):
+                    return (
+                        f"{other.name}, another parameter on another rank, has the same gradient: it is reduced over a "
+                        "group whose ranks hold different parameters, as experts are. Leave it out of that reduction"
+                    )
+    return None
 
 
 def is_half_reduced(evidence: Evidence) -> str | None:

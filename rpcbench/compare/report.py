@@ -151,6 +151,8 @@ def _find_first(runs: Runs, verdicts: Sequence[ValueVerdict]) -> Difference | No
         return Difference(FORWARD, masks[0], masks[1], tuple(range(len(runs.ranks))), 0.0, 0.0)
     verdict = verdicts[number]
     summands = _find_summands(verdicts, number)
+    if summands is None and (partial := _find_partial(verdicts, number)) is not None:
+        verdict, number = verdicts[partial], partial
     evidence = Evidence(runs, verdict, verdicts[:number], verdicts[number + 1 :], summands)
     named = summands or verdict
     return Difference(
@@ -192,6 +194,18 @@ def _find_backward_summands(wrong: Key, before: Sequence[ValueVerdict]) -> Value
             output = next((other for other in before if other.key == forward), None)
             if output is not None and summed <= dims_of_kind(output, WHOLE):
                 return each
+    return None
+
+
+def _find_partial(verdicts: Sequence[ValueVerdict], number: int) -> int | None:
+    """Return the module right before a wrong one that some rank has in part, if its output does not fit: it is the
+    first wrong one then, and not only another module."""
+    for n in range(number - 1, -1, -1):
+        each = verdicts[n]
+        if each.key.phase == FORWARD == verdicts[number].key.phase and each.key.turn == verdicts[number].key.turn:
+            return n if each.word == ABSENT and each.fit is not None else None
+        if each.key.phase != INPUT:
+            return None
     return None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, LOSS, Key
 from rpcbench.compare.layouts import SUM, Coordinate, Layout, LayoutFit, find_layouts, fit_layout
 
 RIGHT, WRONG, UNKNOWN, ABSENT = "right", "wrong", "cannot tell", "not there"
+ANY = math.inf  # a scale that is not known yet
 _SUMMABLE = (INPUT, FORWARD, BACKWARD, LOSS)
 
 
@@ -86,7 +87,7 @@ def judge_value(
     mesh: Mesh,
     values: Mapping[Coordinate, Tensor],
     allowed: float,
-    factors: Sequence[float] = (1.0,),
+    factor: float = 1.0,
     claims: Collection[str] = (),
 ) -> ValueVerdict:
     """Judge one value of the reference by those of the ranks.
@@ -97,7 +98,7 @@ def judge_value(
         mesh: Of all ranks.
         values: Of the ranks that have it, by coordinate.
         allowed: Norm of the difference that round-off explains.
-        factors: Of the ranks' values that are right, likely ones first: gradients have the scale of the loss.
+        factor: By which right values are larger: gradients have the scale of the loss. `ANY`: not known.
         claims: Kinds of placements that DTensors among the values have.
     """
     verdict = ValueVerdict(key, call, ABSENT, allowed=allowed, shape=tuple(whole.shape), dtype=_short(whole.dtype))
@@ -109,7 +110,7 @@ def judge_value(
     whole, local = as_numbers(whole), {place: as_numbers(value) for place, value in held.values.items()}
     verdict.norm = float(torch.linalg.vector_norm(whole)) if whole.numel() else 0.0
     if not held.missing:
-        _choose_fit(verdict, whole, local, claims, factors)
+        _choose_fit(verdict, whole, local, claims, factor)
     else:
         verdict.word, verdict.error = WRONG, float("inf")
     if verdict.fit is not None:
@@ -124,7 +125,7 @@ def as_numbers(value: Tensor) -> Tensor:
 
 def _choose_fit(
     verdict: ValueVerdict, whole: Tensor, local: Mapping[Coordinate, Tensor], claims: Collection[str],
-    factors: Sequence[float],
+    factor: float,
 ) -> None:  # fmt: skip
     """Take the first layout that is near; else the nearest one."""
     assert verdict.mesh is not None
@@ -134,10 +135,8 @@ def _choose_fit(
         if not _may_be(verdict, layout, claims):
             continue
         tried.append(fit_layout(whole, local, verdict.mesh.sizes, layout))
-        if _take_if_near(verdict, tried[-1], factors[0]):
+        if _take_if_near(verdict, tried[-1], factor):
             return
-    if any(_take_if_near(verdict, fit, factor) for factor in factors[1:] for fit in tried):
-        return
     verdict.word = WRONG
     verdict.fit = min(tried, key=lambda fit: fit.error, default=None)
     verdict.error = verdict.fit.error if verdict.fit else float("inf")
@@ -149,7 +148,7 @@ def _may_be(verdict: ValueVerdict, layout: Layout, claims: Collection[str]) -> b
 
 
 def _take_if_near(verdict: ValueVerdict, fit: LayoutFit, factor: float) -> bool:
-    scales = [factor]
+    scales = [factor] if factor != ANY else [1.0, *_nearest_scales(fit)]
     if verdict.key.phase == LOSS:  # a mean of the ranks' losses
         scales.append(factor * _summed_size(fit.layout, verdict.mesh))
     for scale in scales:
@@ -159,6 +158,14 @@ def _take_if_near(verdict: ValueVerdict, fit: LayoutFit, factor: float) -> bool:
             verdict.fit, verdict.factor, verdict.error = fit, scale, error
             return True
     return False
+
+
+def _nearest_scales(fit: LayoutFit) -> list[float]:
+    """Return the scale of the ranks' values: the whole number near to it, if one explains them as well."""
+    if not fit.factor > 0:
+        return []
+    whole = round(fit.factor) or 1
+    return [float(whole), 1 / max(1, round(1 / fit.factor)), fit.factor]
 
 
 def _summed_size(layout: Layout, mesh: Mesh | None) -> float:
