@@ -14,7 +14,7 @@ Guarantees
 #     hook of an output                  ──► "backward": the gradient of that output, under the number of its call
 #     global hook before optimizer.step  ──► "gradient" of each parameter: after all reductions, and after clipping
 #     global hook after optimizer.step   ──► "step": the optimizer's state
-#     `end_turn`                         ──► "gradient" if no optimizer has stepped; "step": parameters and buffers
+#     `end_step`                         ──► "gradient" if no optimizer has stepped; "step": parameters and buffers
 #
 # A gradient belongs to the call whose output it is of, however the backward passes are ordered.
 
@@ -41,6 +41,8 @@ from rpcbench.distributed.parameter_shards import (
     read_model,
     source_tensor,
 )  # fmt: skip
+
+__all__ = ["Capture", "capture"]
 
 INITIAL, INPUT, FORWARD, LOSS, BACKWARD, GRADIENT, STEP = (
     "initial", "input", "forward", "loss", "backward", "gradient", "step",
@@ -86,7 +88,7 @@ Perturb = Callable[[str, Tensor], Tensor]
 
 
 class Capture:
-    """The values of a model's run on this process.
+    """The values of a model's run on this process, made by `rpcbench.capture`; for `cluster.compare_captures`.
 
     Args:
         model: Its modules get hooks; `close` removes them.
@@ -120,8 +122,10 @@ class Capture:
         self._masks.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._masks.__exit__(*error)
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None and self._has_open_step():
+            self.end_step()
+        self._masks.__exit__(kind, *error)
         self.close()
 
     def close(self) -> None:
@@ -217,9 +221,12 @@ class Capture:
         return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
 
     # -- turns
-    def end_turn(self, loss: Tensor | float) -> None:
-        """Keep the loss that a step has returned, and what the step has left in the model."""
-        self._keep_value(LOSS, "", "", 0, loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64))
+    def end_step(self, loss: Tensor | float | None = None) -> None:
+        """Keep the loss of a step, and what the step has left in the model. Call it after each step; the end of the
+        block calls it for a last one."""
+        if loss is not None:
+            value = loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
+            self._keep_value(LOSS, "", "", 0, value)
         if not self._has_stepped:
             self._keep_parameters(GRADIENT)
         else:
@@ -231,6 +238,9 @@ class Capture:
         self._calls.clear()
         self._again.clear()
         self._without_grad.clear()
+
+    def _has_open_step(self) -> bool:
+        return any(key.turn == self._turn and key.phase != INITIAL for key in self.catalog.values)
 
     def _keep_parameters(self, phase: str) -> None:
         for name, parameter in self._named_parameters().items():
@@ -261,6 +271,22 @@ class Capture:
     def _store_tensor(self, tensor: Tensor) -> Stored:
         values = tensor if tensor.layout == torch.strided else tensor.to_dense()
         return self.spool.add_tensor(values)
+
+
+def capture(model: nn.Module) -> Capture:
+    """Keep the values of training steps of a model, in a `with` block around forward, backward and the optimizer's step.
+
+    On workers it stands in a cell of `%%remote all`, under one name; then call `cluster.compare_captures`.
+
+    Args:
+        model: The model of this process; it may be wrapped by DDP or `fully_shard`, or be cut by tensor parallel.
+
+    >>> with rpcbench.capture(model) as run:
+    ...     loss = loss_of(model(x), y)
+    ...     loss.backward()
+    ...     run.end_step(loss)
+    """
+    return Capture(model)
 
 
 def is_in_backward() -> bool:

@@ -288,6 +288,20 @@ def _has_old_gradient(evidence: Evidence) -> str | None:
     return None
 
 
+def _is_put_together_wrong(evidence: Evidence) -> str | None:
+    """The parts of a module that are on different ranks are right, and the module is not."""
+    name = evidence.verdict.key.name
+    if evidence.verdict.key.phase != FORWARD or name not in evidence.runs.partial_modules:
+        return None
+    parts = [each for each in evidence.earlier if each.key.phase == FORWARD and each.key.name.startswith(f"{name}.")]
+    if not parts or any(each.word == WRONG for each in parts):
+        return None
+    return (
+        "its parts on all ranks are right, and the module is not: what the parts send back is put together in another "
+        "order than that in which the rows or tokens were sent, or comes from another rank"
+    )
+
+
 # -- one rank
 def _places_apart(evidence: Evidence) -> list[Coordinate]:
     """Return the ranks that alone are wrong: the others fit a layout, and are the most."""
@@ -453,4 +467,5 @@ CAUSES: tuple[Cause, ...] = (
     reductions.is_half_reduced,
     reductions.is_cut_off,
     _is_fused_block,
+    _is_put_together_wrong,
 )

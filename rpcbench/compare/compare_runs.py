@@ -97,7 +97,7 @@ class Runs:
             verdict = again if again.word == RIGHT else verdict
         if key.phase == BACKWARD and verdict.word == RIGHT:
             self.factors.setdefault(key.turn, verdict.factor)
-        if verdict.word == WRONG and key.name in self._partial_modules:
+        if verdict.word == WRONG and key.name in self.partial_modules:
             verdict.word = ABSENT
         self._note_missing_ranks(verdict)
         return verdict
@@ -140,7 +140,7 @@ class Runs:
         return {placement.partition("(")[0] for each in kept for _, placement in each.placements or ()}
 
     @cached_property
-    def _partial_modules(self) -> set[str]:
+    def partial_modules(self) -> set[str]:
         """Modules that some rank has without a part of them."""
         found = set()
         for catalog in self.ranks.values():

@@ -21,6 +21,8 @@ from rpcbench.compare.evidence import Evidence, dims_of_kind, rank_number
 from rpcbench.compare.layouts import SUM, WHOLE
 from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, ValueVerdict
 
+__all__ = ["CompareReport", "Difference"]
+
 _MOST_LINES = 60  # of a report as text
 _SIGNS = {RIGHT: "✓", WRONG: "✗", UNKNOWN: "?", ABSENT: "-"}
 

@@ -331,6 +331,29 @@ class BaseCluster(ABC):
         names = spmd.select_ranks(self.workers, self.lost, workers)
         return compare_programs.compare_programs(self.agent, names, reference, parallel, mesh, steps, backend)
 
+    def compare_captures(
+        self, name: str, reference: Program, *, mesh: Mapping[str, int] | None = None,
+        workers: str | Sequence[str] = ALL,
+    ) -> CompareReport:  # fmt: skip
+        """Compare what cells of workers have captured with the same training in one process.
+
+        Args:
+            name: The variable that the capture has on each worker: `with rpcbench.capture(model) as run:` in a cell.
+            reference: Two functions, as of `compare`; the step is called as often as the workers have taken one.
+            mesh: As of `compare`: which worker is at which coordinate, the last dimension running fastest.
+            workers: As in `run`.
+
+        Raises:
+            CompareError: A worker has no such capture, or another number of steps, or the reference is random.
+
+        >>> cluster.compare_captures("run", (make_model, step)).ok
+        True
+        """
+        from rpcbench.launch import compare_programs, spmd  # here: they load torch.distributed
+
+        names = spmd.select_ranks(self.workers, self.lost, workers)
+        return compare_programs.compare_captures(self.agent, names, name, reference, mesh)
+
     def rpc_sync(
         self, to: str, func: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = UNSET_TIMEOUT
     ) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from rpcbench.base.errors import CompareError, WorkerLostError
+from rpcbench.base.futures import wait_all
 from rpcbench.compare.allowances import RUNS, RoundOff, coarsest_types, measure_movements
 from rpcbench.compare.capture import INITIAL, INPUT, Capture, Catalog, Kept, Key, Perturb
 from rpcbench.compare.compare_runs import Runs
@@ -44,21 +46,48 @@ def compare_programs(
 ) -> CompareReport:  # fmt: skip
     """Compare two programs; `workers` are the ranks. See `BaseCluster.compare`."""
     _check_programs(reference, parallel, steps)
-    sizes = dict(mesh) if mesh is not None else {"rank": len(workers)}
-    meshes.check_mesh("mesh", sizes, workers, [])
-    whole = Mesh(tuple(sizes), tuple(sizes.values()))
-    token = secrets.token_hex(8)
-    own = run_reference(reference, steps)
+    whole, token = _fit_mesh(mesh, workers), secrets.token_hex(8)
     try:
         program = partial(run_rank, token, parallel, whole, steps)
         catalogs: list[Catalog] = spmd.run_program(agent, workers, backend, program, label=_name_of(parallel[1]))
-        places = list(itertools.product(*map(range, whole.sizes)))
+        return _compare_catalogs(agent, workers, token, reference, whole, steps, catalogs)
+    finally:
+        _release_captures(agent, workers, token)
+
+
+def compare_captures(
+    agent: Agent, workers: Sequence[str], name: str, reference: Program, mesh: Mapping[str, int] | None
+) -> CompareReport:
+    """Compare what cells of the ranks have captured with a program. See `BaseCluster.compare_captures`."""
+    whole = _fit_mesh(mesh, workers)
+    calls = [agent.call(worker, read_catalog, (name,), label=_LABEL, own=True) for worker in workers]
+    catalogs: list[Catalog] = wait_all(calls)
+    steps = {max((key.turn for key in catalog.values), default=0) + 1 for catalog in catalogs}
+    if len(steps) > 1:
+        raise CompareError(f"the workers have captured different numbers of steps: {', '.join(map(str, steps))}")
+    (count,) = steps
+    _check_programs(reference, reference, count)
+    return _compare_catalogs(agent, workers, name, reference, whole, count, catalogs)
+
+
+def _fit_mesh(mesh: Mapping[str, int] | None, workers: Sequence[str]) -> Mesh:
+    sizes = dict(mesh) if mesh is not None else {"rank": len(workers)}
+    meshes.check_mesh("mesh", sizes, workers, [])
+    return Mesh(tuple(sizes), tuple(sizes.values()))
+
+
+def _compare_catalogs(
+    agent: Agent, workers: Sequence[str], token: str, reference: Program, mesh: Mesh, steps: int,
+    catalogs: Sequence[Catalog],
+) -> CompareReport:  # fmt: skip
+    own = run_reference(reference, steps)
+    try:
+        places = list(itertools.product(*map(range, mesh.sizes)))
         read_value = partial(_read_value, agent, token, dict(zip(places, workers, strict=True)))
         movements = _measure_round_off(reference, own, steps, catalogs)
-        return make_report(Runs(own, movements, whole, dict(zip(places, catalogs, strict=True)), read_value))
+        return make_report(Runs(own, movements, mesh, dict(zip(places, catalogs, strict=True)), read_value))
     finally:
         own.spool.close()
-        _release_captures(agent, workers, token)
 
 
 def _check_programs(reference: Program, parallel: Program, steps: int) -> None:
@@ -93,7 +122,7 @@ def _run_steps(
                     f"{_name_of(step)} has returned {_describe(loss)}, and not its loss: let it return the loss, a "
                     "number or a tensor with one element"
                 )
-            capture.end_turn(loss)
+            capture.end_step(loss)
     return capture
 
 
@@ -159,9 +188,23 @@ def _count_arguments(function: Callable[..., Any], most: int) -> int:
     return min(most, sum(kind in by_place for kind in kinds))
 
 
-def read_capture(token: str, kept: Kept) -> Tensor:
-    """Return a value that a comparison has kept on this worker."""
-    return _captures[token].spool.read_tensor(kept.stored)
+def read_catalog(name: str) -> Catalog:
+    """Return what a variable of this worker's cells has captured. CompareError if there is no such capture."""
+    return _find_capture(name).catalog
+
+
+def read_capture(name: str, kept: Kept) -> Tensor:
+    """Return a value that a comparison has kept on this worker, or that a cell has captured."""
+    return _find_capture(name).spool.read_tensor(kept.stored)
+
+
+def _find_capture(name: str) -> Capture:
+    found = _captures.get(name, vars(sys.modules["__main__"]).get(name))
+    if not isinstance(found, Capture):
+        raise CompareError(
+            f"{name!r} is no capture on this worker: run `with rpcbench.capture(model) as {name}:` in a cell there"
+        )
+    return found
 
 
 def release_capture(token: str) -> None:
