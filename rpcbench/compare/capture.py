@@ -274,7 +274,7 @@ class Capture:
 
 
 def capture(model: nn.Module) -> Capture:
-    """Keep the values of training steps of a model, in a `with` block around forward, backward and the optimizer's step.
+    """Keep the values of a model's training steps: a `with` block around forward, backward and the optimizer's step.
 
     On workers it stands in a cell of `%%remote all`, under one name; then call `cluster.compare_captures`.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import weakref
 from math import prod
 from typing import NamedTuple
 
@@ -34,7 +35,8 @@ class Spool:
     """An append-only file of tensors. Any thread may add."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="rpcbench-compare-", buffering=0)  # noqa: SIM115 (closed by `close`)
+        file = self._file = tempfile.TemporaryFile(prefix="rpcbench-compare-", buffering=0)  # noqa: SIM115
+        weakref.finalize(self, file.close)  # a capture in a cell is closed by nobody
         self._lock = threading.Lock()
         self._end = 0
 

@@ -322,8 +322,14 @@ class BaseCluster(ABC):
             ValueError: The mesh does not fit the workers.
             WorkerLostError: A worker is lost.
 
-        >>> report = cluster.compare(reference=(make_model, step), parallel=(make_parallel, step), mesh={"tp": 2})
-        >>> report.ok
+        >>> def make_model():
+        ...     torch.manual_seed(0)
+        ...     return torch.nn.Linear(4, 1)
+        >>> def step(model):
+        ...     loss = model(torch.ones(2, 4)).mean()
+        ...     loss.backward()
+        ...     return loss
+        >>> cluster.compare(reference=(make_model, step), parallel=(make_model, step)).ok
         True
         """
         from rpcbench.launch import compare_programs, spmd  # here: they load torch.distributed
@@ -346,8 +352,15 @@ class BaseCluster(ABC):
         Raises:
             CompareError: A worker has no such capture, or another number of steps, or the reference is random.
 
-        >>> cluster.compare_captures("run", (make_model, step)).ok
-        True
+        >>> code = "import rpcbench, torch; model = torch.nn.Linear(4, 1)"
+        >>> block = "with rpcbench.capture(model) as run: run.end_step(model(torch.ones(2, 4)).sum())"
+        >>> both = cluster.run("all", f"{code}\n{block}")
+        >>> def make_model():
+        ...     return torch.nn.Linear(4, 1)
+        >>> cluster.compare_captures("run", (make_model, lambda model: model(torch.ones(2, 4)).sum()))
+        Traceback (most recent call last):
+        ...
+        rpcbench.base.errors.CompareError: the reference is random: weight begins with other values each time...
         """
         from rpcbench.launch import compare_programs, spmd  # here: they load torch.distributed
 

@@ -63,7 +63,7 @@ def shared_tensors(draw):
 
 
 @given(shared_tensors(), st.integers(0, 9))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_way_in_which_a_tensor_is_shared_is_found(shared, seed):
     mesh, layout, shape = shared
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
