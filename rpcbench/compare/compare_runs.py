@@ -158,7 +158,7 @@ class Runs:
             initial = Key(0, INITIAL, key.name)
             has_parameter = {place for place, catalog in self.ranks.items() if initial in catalog.values}
             if missing := has_parameter - {*verdict.places}:
-                verdict.word, verdict.missing = WRONG, tuple(sorted(missing))
+                verdict.word, verdict.missing, verdict.error = WRONG, tuple(sorted(missing)), math.inf
 
 
 def _select_calls(calls: Mapping[int, object], call: int | None) -> list[int]:

@@ -242,7 +242,7 @@ PROGRAMS = [
     ),
     Program(
         "pipeline_loss_not_divided", (make_two, step_lm), (stage, step_parts), (stage, step_parts_not_divided), PP,
-        "backward", ("head", "loss", ""), TIMES,
+        "gradient", tuple(name for name, _ in make_two().named_parameters()), TIMES,
     ),
     Program(
         "expert_rows_in_other_order", EXPERTS_ALONE, EXPERTS_RIGHT, (expert_in_other_order, step_experts_on_ranks),

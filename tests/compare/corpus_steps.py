@@ -238,7 +238,7 @@ DP4, DP2, TP2 = {"dp": 4}, {"dp": 2}, {"tp": 2}
 PROGRAMS = [
     Program(
         "accumulation_not_divided", NET, (net_in_ddp, step_parts), (net_in_ddp, step_parts_not_divided), DP2,
-        "backward", ("head", "loss", ""), TIMES,
+        "gradient", PARAMETERS, TIMES,
     ),
     Program(
         "accumulation_without_sync", NET, (net_in_ddp, step_parts), (net_in_ddp, step_parts_without_sync), DP2,
