@@ -45,7 +45,10 @@ def assert_same_training(
 
     Raises:
         AssertionError: The two differ; the text is the report.
-        CompareError: They cannot be compared: a step returns no loss, or the reference is random.
+        CompareError: They cannot be compared: a step returns no loss, the reference is random, or no names match.
+        ValueError: `mesh` has a size below 1, or `steps` is below 1.
+        WorkerLostError: A worker has ended before the comparison has.
+        Exception: What a step raises, here or on a rank, is raised with its type.
 
     >>> def test_tensor_parallel():
     ...     assert_same_training((make_model, step), (make_parallel, step), {"tp": 2})
