@@ -281,8 +281,9 @@ def capture(model: nn.Module) -> Capture:
     Args:
         model: The model of this process; it may be wrapped by DDP or `fully_shard`, or be cut by tensor parallel.
 
+    >>> model = torch.nn.Linear(4, 1)
     >>> with rpcbench.capture(model) as run:
-    ...     loss = loss_of(model(x), y)
+    ...     loss = model(torch.ones(2, 4)).sum()
     ...     loss.backward()
     ...     run.end_step(loss)
     """
