@@ -143,34 +143,10 @@ def _cat_tensors(parts: Sequence[Any], dim: Dimension) -> Any:
     return torch.cat([*parts], dim)
 
 
-def _cat_arrays(parts: Sequence[Any], dim: Dimension) -> Any:
-    return numpy.concatenate(parts, axis=_dimension_number(dim))
-
-
-def _cat_sequences(parts: Sequence[Any], _dim: Dimension) -> Any:
-    return functools.reduce(operator.add, parts)
-
-
-def _stack_tensors(parts: Sequence[Any], dim: Dimension) -> Any:
-    return torch.stack([*parts], _dimension_number(dim))
-
-
-def _stack_arrays(parts: Sequence[Any], dim: Dimension) -> Any:
-    return numpy.stack(parts, axis=_dimension_number(dim))
-
-
-def _stack_numbers(parts: Sequence[Any], _dim: Dimension) -> Any:
-    return torch.tensor([*parts])
-
-
 def _sum_shaped(parts: Sequence[Any], _dim: Dimension) -> Any:
     if len({tuple(part.shape) for part in parts}) > 1:  # `+` would broadcast some of them
         raise ValueError("the shapes differ")
     return functools.reduce(operator.add, parts)
-
-
-def _sum_numbers(parts: Sequence[Any], _dim: Dimension) -> Any:
-    return sum(parts)
 
 
 def _dimension_number(dim: Dimension) -> int:
@@ -181,10 +157,21 @@ def _dimension_number(dim: Dimension) -> int:
 
 _ARRAYS, _NUMBERS = (numpy.ndarray, numpy.generic), (int, float, complex)
 _WAYS: dict[str, list[tuple[Any, Any]]] = {  # the first whose types all values have
-    "cat": [(torch.Tensor, _cat_tensors), (numpy.ndarray, _cat_arrays)]
-    + [(kind, _cat_sequences) for kind in (list, tuple, str, bytes)],
-    "stack": [(torch.Tensor, _stack_tensors), (_ARRAYS, _stack_arrays), (_NUMBERS, _stack_numbers)],
-    "sum": [(torch.Tensor, _sum_shaped), (_ARRAYS, _sum_shaped), (_NUMBERS, _sum_numbers)],
+    "cat": [
+        (torch.Tensor, _cat_tensors),
+        (numpy.ndarray, lambda parts, dim: numpy.concatenate(parts, axis=_dimension_number(dim))),
+        *((kind, lambda parts, _: functools.reduce(operator.add, parts)) for kind in (list, tuple, str, bytes)),
+    ],
+    "stack": [
+        (torch.Tensor, lambda parts, dim: torch.stack([*parts], _dimension_number(dim))),
+        (_ARRAYS, lambda parts, dim: numpy.stack(parts, axis=_dimension_number(dim))),
+        (_NUMBERS, lambda parts, _: torch.tensor([*parts])),
+    ],
+    "sum": [
+        (torch.Tensor, _sum_shaped),
+        (_ARRAYS, _sum_shaped),
+        (_NUMBERS, lambda parts, _: sum(parts)),
+    ],
 }
 
 

@@ -61,11 +61,8 @@ def warn_of_debugging(given: Mapping[str, str]) -> None:
 # -- interpreters
 def is_installed(entry: str) -> bool:
     """Return whether an entry of the import path belongs to this Python: another one has its own."""
-    return any(Path(entry).is_relative_to(directory) for directory in _python_directories() if entry)
-
-
-def _python_directories() -> list[str]:
-    return [sys.prefix, sys.base_prefix, site.getusersitepackages()]
+    directories = sys.prefix, sys.base_prefix, site.getusersitepackages()
+    return any(Path(entry).is_relative_to(directory) for directory in directories if entry)
 
 
 class Interpreter(NamedTuple):

@@ -87,7 +87,9 @@ class AttachedCluster(BaseCluster):
             raise
         self.agent.owner = self
         self.agent.part(CellClient)  # on this thread, whose cell has the output of calls
-        LaunchedTable(self.agent, self._visible_records, lambda name: "")
+        # of this host, which has no data of other processes, and lost ones
+        shown = lambda: [one for one in self.watched() if one.place.host == host_id() or one.lost]  # noqa: E731
+        LaunchedTable(self.agent, shown, lambda name: "")
         self.agent.links.bootstrap.ready.set()
         atexit.register(self.shutdown)
 
@@ -207,11 +209,6 @@ class AttachedCluster(BaseCluster):
     def _describe_loss(self, name: str) -> str:
         """Return how a worker ended; empty while it serves."""
         return "" if name in self.workers else self._lost.get(name, "has ended")
-
-    def _visible_records(
-        self,
-    ) -> list[WorkerRecord]:  # of this host, which has no data of other processes, and lost ones
-        return [one for one in self.watched() if one.place.host == host_id() or one.lost]
 
     def _location_of_worker(self, name: str) -> WorkerLocation:
         if name not in self._places:

@@ -54,7 +54,7 @@ def stack_report(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRec
         text = stack_texts.get(name) or _from_outside(agent, name, places.get(name), code)
         if code:
             first, *rest = text.split("\n")
-            text = "\n".join([first.replace(_IDLE, ":"), f"  runs the cell: {_shorten_code(code)}", *rest])
+            text = "\n".join([first.replace(_IDLE, ":"), f"  runs the cell: {shorten_code(code)}", *rest])
         texts.append(text)
     return StackReport("\n".join(texts))
 
@@ -62,7 +62,8 @@ def stack_report(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRec
 _IDLE = ": nothing to do, and no thread waits"  # of a kernel whose cell awaits: no thread is in it
 
 
-def _shorten_code(code: str) -> str:
+def shorten_code(code: str) -> str:
+    """Return the first line of a cell, in short."""
     first, *rest = code.strip().splitlines() or [""]
     return f"{first[:_WIDEST]} …" if rest or len(first) > _WIDEST else first
 

@@ -52,13 +52,8 @@ def replay_report(name: str, cells: list[Rerun]) -> str:
         return f"{name} had run no cell."
     if not failed:
         return f"{name} has run its {count_noun(len(cells), 'cell')} again."
-    lines = [f"  {_first_line(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
+    lines = [f"  {stacks.shorten_code(cell.code)}  ->  {type(cell.error).__name__}: {cell.error}" for cell in failed]
     return "\n".join([f"{name} has run its {count_noun(len(cells), 'cell')} again; {len(failed)} failed:", *lines])
-
-
-def _first_line(code: str) -> str:
-    first, *rest = code.strip().splitlines() or [""]
-    return f"{first[:60]} …" if rest or len(first) > 60 else first
 
 
 ClusterState = dict[str, Any]
