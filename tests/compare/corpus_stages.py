@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from corpus_tensor import ColumnLinearAlone
 from parts import (
     LABELS,
     WIDTH,
@@ -11,13 +12,15 @@ from parts import (
     Feed,
     Lm,
     average_gradients,
+    cut_feeds,
     loss_of,
     rows_of,
     seeded,
+    share,
     step_lm,
     words_of,
 )
-from program import TIMES, Program
+from program import REDUCE, TIMES, Program
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -78,8 +81,10 @@ def tied_stage(mesh: DeviceMesh) -> nn.Module:
 def backward_of_parts(model: nn.Module, mesh: DeviceMesh, divided: bool = True) -> Tensor:
     """Forward with all micro-batches, then backward. The loss is on the last stage, elsewhere 0."""
     group, loss = mesh.get_group("pp"), torch.zeros(())
-    results = []
-    for x, y in zip(*(each.chunk(PARTS) for each in words_of()), strict=True):
+    results, batch = [], words_of()
+    if "dp" in (mesh.mesh_dim_names or ()):
+        batch = share(batch[0], mesh["dp"]), share(batch[1], mesh["dp"])
+    for x, y in zip(*(each.chunk(PARTS) for each in batch), strict=True):
         if mesh["pp"].get_local_rank() == 0:
             result = model(x)
             dist.send(result.detach(), group=group, group_dst=1)
@@ -115,6 +120,33 @@ def step_tied(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     loss = backward_of_parts(model, mesh)
     tied = model.head if mesh["pp"].get_local_rank() else model.embed
     dist.all_reduce(tied.weight.grad, group=mesh.get_group("pp"))
+    return loss
+
+
+# -- stages that are cut over `tp`, or copied over `dp`
+def cut_stage(mesh: DeviceMesh) -> nn.Module:
+    return stage_of(cut_feeds(make_two(), mesh.get_group("tp")), mesh)
+
+
+def cut_stage_without_copy(mesh: DeviceMesh) -> nn.Module:
+    """The gradient that the last stage sends back is a part of it."""
+    model = cut_stage(mesh)
+    if mesh["pp"].get_local_rank() == 1:
+        model.blocks["1"].feed.up.__class__ = ColumnLinearAlone
+    return model
+
+
+def step_parts_of_rows(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    loss = backward_of_parts(model, mesh)
+    average_gradients(model, mesh.get_group("dp"))
+    return loss
+
+
+def step_parts_of_rows_at_the_end(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    """The average is where the loss is known, so the first stage has none."""
+    loss = backward_of_parts(model, mesh)
+    if mesh["pp"].get_local_rank() == 1:
+        average_gradients(model, mesh.get_group("dp"))
     return loss
 
 
@@ -232,6 +264,7 @@ def step_experts_averaged(model: nn.Module, mesh: DeviceMesh) -> Tensor:
 
 
 EXPERTS = tuple(name for name, _ in make_experts().named_parameters() if ".experts." in name)
+FIRST_STAGE = tuple(n for n, _ in make_two().named_parameters() if n.startswith(("embed", "positions", "blocks.0")))
 PP, DP4 = {"pp": 2}, {"dp": 4}
 EXPERTS_ALONE, EXPERTS_RIGHT = (make_experts, step_experts), (expert_of_rank, step_experts_on_ranks)
 
@@ -243,6 +276,16 @@ PROGRAMS = [
     Program(
         "pipeline_loss_not_divided", (make_two, step_lm), (stage, step_parts), (stage, step_parts_not_divided), PP,
         "gradient", tuple(name for name, _ in make_two().named_parameters()), TIMES,
+    ),
+    Program(
+        "pipeline_of_cut_stages_without_copy", (make_two, step_lm), (cut_stage, step_parts),
+        (cut_stage_without_copy, step_parts), {"pp": 2, "tp": 2}, "backward",
+        ("blocks.1.feed.norm", "blocks.1.feed.up", "blocks.1.feed", "blocks.1.attention", "blocks.1.attention.out"),
+        REDUCE,
+    ),
+    Program(
+        "first_stage_not_reduced", (make_two, step_lm), (stage, step_parts_of_rows),
+        (stage, step_parts_of_rows_at_the_end), {"dp": 2, "pp": 2}, "gradient", FIRST_STAGE, REDUCE,
     ),
     Program(
         "expert_rows_in_other_order", EXPERTS_ALONE, EXPERTS_RIGHT, (expert_in_other_order, step_experts_on_ranks),
