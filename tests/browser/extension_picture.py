@@ -15,7 +15,6 @@ import signal
 import tempfile
 from pathlib import Path
 
-import nbformat
 from lab import LESSON, Lab, running
 
 SHARE = """import rpcbench.rpc as rpc, torch
@@ -27,8 +26,7 @@ TRAIN = "import time\nfor epoch in range(600):\n    print('epoch', epoch, end='\
 
 
 def of_sidebar(lab: Lab, to: Path) -> None:
-    cells = [nbformat.v4.new_code_cell(source) for source in (SHARE, BESIDE, THERE, TRAIN)]
-    notebook = lab.open(nbformat.v4.new_notebook(cells=cells), "model.ipynb", width=1600, height=600)
+    notebook = lab.open((SHARE, BESIDE, THERE, TRAIN), "model.ipynb", width=1600, height=600)
     page = notebook.page
     page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
     side = page.get_by_role("region", name="rpcbench: workers")
@@ -36,9 +34,7 @@ def of_sidebar(lab: Lab, to: Path) -> None:
     side.get_by_role("button", name="Start 3 workers").click()
     side.locator("[data-worker=worker3].rbx-ready").wait_for()
     notebook.value("1", after="%remote worker1 exec('import torch')")
-    for each in (SHARE, BESIDE, THERE):
-        notebook.run(each)
-        notebook.ended(each)
+    notebook.run_to_end(SHARE, BESIDE, THERE)
     os.kill(notebook.value("cluster.pid('worker3')"), signal.SIGKILL)
     notebook.run(TRAIN)
     notebook.output(TRAIN).filter(has_text="epoch").wait_for()

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +118,17 @@ class Lab:
             return bytes(answer.read())
 
     def open(
-        self, notebook: nbformat.NotebookNode, name: str, width: int = 1400, height: int = 2400, scale: float = 1
+        self,
+        given: nbformat.NotebookNode | Iterable[str],
+        name: str,
+        width: int = 1400,
+        height: int = 2400,
+        scale: float = 1,
     ) -> Notebook:
-        """A page with a copy of the notebook without its outputs, once its kernel can run cells."""
-        notebook = nbformat.from_dict(notebook)
+        """A page with a copy of a notebook without its outputs, or with these cells, once its kernel can run cells."""
+        if not isinstance(given, nbformat.NotebookNode):
+            given = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in given])
+        notebook = nbformat.from_dict(given)
         notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}  # that of this interpreter
         for cell in notebook.cells:
             if cell.cell_type == "code":
@@ -222,6 +229,12 @@ class Notebook:
         """Wait for the end of a cell: its prompt has a number."""
         prompt = self.cell(text).locator(".jp-InputPrompt")
         self.page.wait_for_function("e => /\\d/.test(e.textContent)", arg=prompt.element_handle(), polling=50)
+
+    def run_to_end(self, *texts: str) -> None:
+        """Run these cells one after another, each to its end."""
+        for text in texts:
+            self.run(text)
+            self.ended(text)
 
     def errors(self) -> list[str]:
         """Texts of all errors and warnings that cells show."""

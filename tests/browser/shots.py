@@ -162,16 +162,13 @@ class Shots:
     def open(self, workers: int, sources: list[str], height: int) -> Notebook:
         """A notebook in which the cluster has started."""
         start = f"%load_ext rpcbench\n%cluster start {workers}"
-        cells = [nbformat.v4.new_code_cell(source) for source in (start, *sources)]
-        notebook = self.lab.open(nbformat.v4.new_notebook(cells=cells), "panels.ipynb", width=1300, height=height)
+        notebook = self.lab.open((start, *sources), "panels.ipynb", width=1300, height=height)
         notebook.page.evaluate(HIDE_LEFT)
         self.run(notebook, start)
         return notebook
 
     def run(self, notebook: Notebook, *sources: str) -> None:
-        for source in sources:
-            notebook.run(source)
-            notebook.ended(source)
+        notebook.run_to_end(*sources)
 
     def take(self, page: Page, name: str, what: str = "") -> None:
         """Write a picture in each theme."""

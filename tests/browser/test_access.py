@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
 from worlds import until
 
@@ -45,8 +44,7 @@ SHAPES = "all => all.map(one => one.querySelector(':scope > title')?.textContent
 def notebook(lab):
     """Workers started by keys, and all panels with something in them."""
     panels = [f"%panel {name}" for name in PANELS]
-    cells = [nbformat.v4.new_code_cell(each) for each in (MAKE, *panels, TALK, STEP)]
-    opened = lab.open(nbformat.v4.new_notebook(cells=cells), "access.ipynb", height=5000)
+    opened = lab.open((MAKE, *panels, TALK, STEP), "access.ipynb", height=5000)
     page = opened.page
     page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
     size = page.locator(SIDE).get_by_label("Workers")
@@ -55,9 +53,7 @@ def notebook(lab):
     size.press("ArrowDown")
     size.press("Enter")
     page.locator(SIDE).get_by_role("listitem").filter(has_text="worker2ready").wait_for()
-    for source in (MAKE, *panels, TALK):
-        opened.run(source)
-        opened.ended(source)
+    opened.run_to_end(MAKE, *panels, TALK)
     page.locator(".rb-pipeline .rb-slider").wait_for()
     page.locator(".rb-messages [data-message]", has_text="result of abs").wait_for()
     opened.run(STEP)

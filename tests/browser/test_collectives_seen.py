@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
 from lab import settles
 
@@ -23,21 +22,16 @@ DOTS = """root => [...root.querySelectorAll('[data-message]')].filter(row => row
 
 @pytest.mark.long
 def test_who_is_missing_is_seen_and_then_who_came_last(show):
-    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "collectives.ipynb")
-    for text in ("%cluster start", "init_process_group", "%panel", "--async"):
-        notebook.run(text)
-        notebook.ended(text)
+    notebook = show(CELLS, "collectives.ipynb")
+    notebook.run_to_end("%cluster start", "init_process_group", "%panel", "--async")
     live = notebook.output("%panel").locator(".rb-messages")
     settles(notebook.page, lambda: live.evaluate(DOTS), [["open", "1 rb-came", "2 rb-missing"]])
-    notebook.run("%%remote worker2")
-    notebook.ended("%%remote worker2")
+    notebook.run_to_end("%%remote worker2")
     settles(notebook.page, lambda: live.evaluate(DOTS), [["done", "1 rb-came", "2 rb-last"]])
     row = live.locator("[data-message]", has_text="all_reduce(SUM) #1").first
     assert ", worker2 came last, worker1 waited " in row.locator("title").text_content()
 
-    notebook.run("rpcbench.collectives()")
-    notebook.ended("rpcbench.collectives()")
+    notebook.run_to_end("rpcbench.collectives()")
     still = notebook.output("rpcbench.collectives()").locator("img")
     still.wait_for()
     assert still.evaluate("one => one.decode().then(() => one.naturalWidth)") >= 700

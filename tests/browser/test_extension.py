@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 
-import nbformat
 import pytest
 from lab import ROOT, settles
 from worlds import until
@@ -49,7 +48,7 @@ IN_SIGHT = """index => {
 def notebook(show, tmp_path):
     waits = f"import pathlib, time\nprint('it', 'waits')\nwhile not pathlib.Path({str(tmp_path)!r}, 'go').exists():\n"
     cells = [WHERE, OPTIONS, DROPPED, f"{waits}    time.sleep(0.02)"]
-    opened = show(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells]), "bench.ipynb")
+    opened = show(cells, "bench.ipynb")
     opened.page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
     return opened
 
@@ -240,11 +239,9 @@ SAVED = "async () => JSON.stringify(await jupyterapp.serviceManager.workspaces.f
 
 @pytest.mark.long
 def test_the_dashboard_stays_through_reload_stop_and_restart(show):
-    cells = [nbformat.v4.new_code_cell(each) for each in CELLS]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "board.ipynb", width=1440, height=900)
+    notebook = show(CELLS, "board.ipynb", width=1440, height=900)
     page, board = notebook.page, notebook.page.locator(".rbx-board")
-    notebook.run("%load_ext")
-    notebook.ended("%load_ext")
+    notebook.run_to_end("%load_ext")
     page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
     page.get_by_role("button", name="Dashboard", exact=True).click()
     _shows_all(notebook)
@@ -286,8 +283,7 @@ def _stop_and_start_with_a_dashboard(notebook):
     assert board.locator(".rb-panel").count() == 4
     board.get_by_role("button", name="Start 2 workers").click()
     _shows_all(notebook)
-    notebook.run("# at once")
-    notebook.ended("# at once")
+    notebook.run_to_end("# at once")
     _shows_all(notebook)
 
 
@@ -346,14 +342,11 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
 def test_a_narrow_cell_has_its_picker_and_a_tab_finds_a_cell(show):
     """The notebook is narrow as a panel stands beside it."""
     filler = [f"'line'\n{'#' * i}" + "\n" * 30 for i in range(1, 20)]
-    cells = [
-        nbformat.v4.new_code_cell(each) for each in ("%load_ext rpcbench\n%cluster start 1", NARROW, *filler, LAST)
-    ]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "narrow.ipynb", width=1000, height=700)
+    notebook = show(
+        ("%load_ext rpcbench\n%cluster start 1", NARROW, *filler, LAST), "narrow.ipynb", width=1000, height=700
+    )
     page = notebook.page
-    for each in ("%cluster", NARROW):
-        notebook.run(each)
-        notebook.ended(each)
+    notebook.run_to_end("%cluster", NARROW)
     page.evaluate("jupyterapp.commands.execute('rpcbench:sidebar')")
     side = page.get_by_role("region", name="rpcbench: workers")
     side.get_by_role("button", name="rrefs", exact=True).click()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
 from lab import settles, unlike
 
@@ -40,37 +39,29 @@ def on_to_the_end(page, player, frame, last):
 
 @pytest.mark.long
 def test_messages_are_seen_live_and_of_one_cell_and_kept(show):
-    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "messages.ipynb")
-    for text in ("%cluster start", "%panel", "def steps"):
-        notebook.run(text)
-        notebook.ended(text)
+    notebook = show(CELLS, "messages.ipynb")
+    notebook.run_to_end("%cluster start", "%panel", "def steps")
     live = notebook.output("%panel")
     live.locator(".rb-hint code").wait_for()
     panels = "[one for one in __import__('ipywidgets').Widget.widgets.values() if 'Messages' in type(one).__name__]"
     assert notebook.value("len(found)", after=f"found = {panels}\nlive = found[0]") == 1
-    notebook.run("steps()\nwhile")
-    notebook.ended("steps()\nwhile")
+    notebook.run_to_end("steps()\nwhile")
     called = [["received", words] for words in ("call abs", "result of abs", "call int", "result of int")]
     settles(notebook.page, lambda: [row[1:] for row in drawn(live)], called)
 
-    notebook.run("%%trace")
-    notebook.ended("%%trace")
+    notebook.run_to_end("%%trace")
     traced = notebook.cell("%%trace")
     traced.locator("[data-message]", has_text="result of abs").wait_for()
     words = ["run this cell", "call abs", "result of abs", "result of this cell"]
     settles(notebook.page, lambda: [row[2] for row in drawn(traced)], words)
 
-    notebook.run(".snapshot()")
-    notebook.ended(".snapshot()")
+    notebook.run_to_end(".snapshot()")
     still = notebook.output(".snapshot()").locator("img")
     still.wait_for()
     assert still.evaluate("one => one.decode().then(() => one.naturalWidth)") >= 800
     assert "4 messages, " in still.get_attribute("alt")
 
-    for text in ("%record lesson", "'four'", "%record stop", "%cluster stop", "rpcbench.replay"):
-        notebook.run(text)
-        notebook.ended(text)
+    notebook.run_to_end("%record lesson", "'four'", "%record stop", "%cluster stop", "rpcbench.replay")
     player = notebook.cell("rpcbench.replay")
     player.locator(".rb-messages .rb-stat").first.wait_for()
     last = notebook.value("len(played.player.record.frames) - 1")

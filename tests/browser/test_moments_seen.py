@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-import nbformat
 import pytest
 from drawn import CONTEXTS, STEPS, contexts, latest_step
 from lab import SECONDS
@@ -145,13 +144,10 @@ def agreed(notebook, moment):
 @pytest.mark.long
 def test_what_is_drawn_is_what_the_tables_say_at_each_held_moment(show):
     sources = [START, PROGRAM, STEP, *(f"%panel {name}" for name in PANELS)]
-    cells = [nbformat.v4.new_code_cell(each) for each in sources]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "moments.ipynb", height=6000)
+    notebook = show(sources, "moments.ipynb", height=6000)
     page = notebook.page
     page.add_style_tag(content=ALL_IN_SIGHT)
-    for source in (START, PROGRAM, *sources[3:], STEP):
-        notebook.run(source)
-        notebook.ended(source)
+    notebook.run_to_end(START, PROGRAM, *sources[3:], STEP)
     for name in PANELS:
         page.locator(f".rb-{name} .rb-stats").wait_for()
     live = page.locator(".rb-pipeline button").filter(has_text="Live cursor")

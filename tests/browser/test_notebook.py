@@ -104,8 +104,7 @@ def test_panels_move_while_a_cell_trains_and_agree_with_the_runtime_at_rest(show
     workers = set(notebook.value("[cluster.pid(worker) for worker in cluster.workers]"))
     born = kernel.children(recursive=True)
     assert len(workers & {process.pid for process in born}) == 2
-    notebook.run(STOP)
-    notebook.ended(STOP)
+    notebook.run_to_end(STOP)
     _, alive = psutil.wait_procs([process for process in born if process.pid in workers], SECONDS)
     assert alive == []  # what makes workers stays for the next cluster
     assert kernel.is_running()
@@ -117,10 +116,8 @@ def test_the_stop_button_ends_a_remote_loop_and_the_worker_is_usable(show):
         "%%remote worker1\nprint('it loops')\nwhile True:\n    pass",
         "%%remote worker1\nprint('it is', 'usable')",
     ]
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "loop.ipynb")
-    notebook.run("%cluster start")
-    notebook.ended("%cluster start")
+    notebook = show(sources, "loop.ipynb")
+    notebook.run_to_end("%cluster start")
     notebook.run("while True")
     notebook.output("while True").filter(has_text="it loops").wait_for()
     notebook.page.locator("[data-command='notebook:interrupt-kernel']").click()
@@ -139,9 +136,8 @@ def test_each_worker_has_a_tab_that_fills_while_the_cell_runs(show, tmp_path):
         "%%remote all --tabs\nimport pathlib, time\nprint('begun')\n"
         f"while not pathlib.Path({str(go)!r}).exists():\n    time.sleep(0.02)\n'through'",
     ]
-    notebook = show(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in sources]), "tabs.ipynb")
-    notebook.run("%cluster start")
-    notebook.ended("%cluster start")
+    notebook = show(sources, "tabs.ipynb")
+    notebook.run_to_end("%cluster start")
     notebook.output("%cluster start").filter(has_text="2 of 2 workers ready").wait_for()
     notebook.run("--tabs")
     output = notebook.cell("--tabs").locator(".jp-OutputArea").first

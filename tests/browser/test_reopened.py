@@ -23,10 +23,8 @@ TRUST = "() => void jupyterapp.commands.execute('notebook:trust')"  # it asks be
 @pytest.fixture
 def saved(lab, show):
     """Run by its user, whose Jupyter trusts it."""
-    notebook = show(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in CELLS]), "record.ipynb")
-    for source in CELLS:
-        notebook.run(source)
-        notebook.ended(source)
+    notebook = show(CELLS, "record.ipynb")
+    notebook.run_to_end(*CELLS)
     notebook.cell(PLAYS).locator(".rb-rrefs .rb-stat").first.wait_for()
     assert notebook.errors() == []
     notebook.page.evaluate(SAVE)
@@ -77,11 +75,8 @@ ERRORS = ("Error displaying widget", "Loading widget")
 @pytest.mark.long
 @pytest.mark.parametrize("lab", ["jupyterlab", "notebook"], indirect=True)
 def test_where_a_panel_was_stands_its_last_picture(lab, show):
-    cells = [nbformat.v4.new_code_cell(each) for each in SHOWN]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "stills.ipynb")
-    for source in SHOWN:
-        notebook.run(source)
-        notebook.ended(source)
+    notebook = show(SHOWN, "stills.ipynb")
+    notebook.run_to_end(*SHOWN)
     panel, still = notebook.cell("%panel").locator(".rb-rrefs"), notebook.cell("%panel").locator(".rb-still")
     panel.locator("[data-rref]", has_text="complex").wait_for()
     assert not still.is_visible() and panel.locator(".rb-chip").inner_text() == "Live"

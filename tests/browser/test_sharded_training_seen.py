@@ -49,9 +49,7 @@ def test_gathered_parameters_light_up_and_collectives_come_while_a_cell_trains(s
     lesson.cells = [cell for cell in code if not any(":" in tag for tag in cell.metadata.get("tags", ()))]  # exercises
     notebook = show(lesson, LESSON.name, height=3200)
     page = notebook.page
-    for text in [*CUT, *PANELS]:
-        notebook.run(text)
-        notebook.ended(text)
+    notebook.run_to_end(*CUT, *PANELS)
     shards = page.locator(".rb-panel.rb-shards")
     settles(page, shards.locator("[data-param]").count, PARAMETERS)
     assert shards.locator("thead th[data-worker]").count() == 4
@@ -64,9 +62,7 @@ def test_gathered_parameters_light_up_and_collectives_come_while_a_cell_trains(s
     notebook.ended(TRAIN)
     settles(page, lambda: shards.locator("thead th[data-worker]").evaluate_all(STEPS_OF), [STEPS] * 4)
 
-    for text in (TRACE, TIMELINE):
-        notebook.run(text)
-        notebook.ended(text)
+    notebook.run_to_end(TRACE, TIMELINE)
     still = notebook.output(TIMELINE).locator("img")
     still.wait_for()
     assert "kept the others waiting" in still.get_attribute("alt")

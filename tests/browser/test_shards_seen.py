@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
 from lab import settles
 
@@ -53,15 +52,11 @@ def boxes(lit: str) -> dict[str, list[list[str]]]:
 
 @pytest.mark.long
 def test_pieces_and_gathered_parameters_are_seen_live(show):
-    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "shards.ipynb")
-    for text in ("%cluster start", "init_process_group", "%panel"):
-        notebook.run(text)
-        notebook.ended(text)
+    notebook = show(CELLS, "shards.ipynb")
+    notebook.run_to_end("%cluster start", "init_process_group", "%panel")
     live = notebook.output("%panel").locator(".rb-shards")
     settles(notebook.page, lambda: live.evaluate(BOXES), boxes("false"))
-    notebook.run("--async")
-    notebook.ended("--async")
+    notebook.run_to_end("--async")
     settles(notebook.page, lambda: live.evaluate(BOXES), boxes("true"))  # while the cell runs
     lit = live.locator("[data-param='2.weight'] .rb-lit")
     settles(notebook.page, lambda: lit.evaluate_all(OPACITY), ["1", "1"])
@@ -71,11 +66,9 @@ def test_pieces_and_gathered_parameters_are_seen_live(show):
     assert words.startswith("worker1: rows 0 to 31 of 64, [32, 256] of [64, 256] float32")
     assert "32.8 kB parameters, 32.8 kB gradients, 65.5 kB optimizer state" in words
 
-    notebook.run("exec")
-    notebook.ended("exec")
+    notebook.run_to_end("exec")
     settles(notebook.page, lambda: live.evaluate(BOXES), boxes("false"))
-    notebook.run("rpcbench.shards('model')")
-    notebook.ended("rpcbench.shards('model')")
+    notebook.run_to_end("rpcbench.shards('model')")
     still = notebook.output("rpcbench.shards('model')").locator("img")
     still.wait_for()
     assert still.evaluate("one => one.decode().then(() => one.naturalWidth)") >= 700

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
@@ -17,12 +16,9 @@ SOURCES = [
 
 @pytest.mark.long
 def test_messages_go_by_clicks_and_keys(show):
-    cells = [nbformat.v4.new_code_cell(each) for each in SOURCES]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "step.ipynb", height=1100)
+    notebook = show(SOURCES, "step.ipynb", height=1100)
     page = notebook.page
-    for text in ("%cluster start", "%panel", "%%step"):
-        notebook.run(text)
-        notebook.ended(text)
+    notebook.run_to_end("%cluster start", "%panel", "%%step")
     step, rrefs = page.locator(".rb-step"), page.locator(".rb-rrefs")
     held = step.locator(".rb-held")
     held.filter(has_text="Create").wait_for()
@@ -41,5 +37,4 @@ def test_messages_go_by_clicks_and_keys(show):
     step.get_by_role("button", name="Release all").click()
     step.get_by_text("Messages are no longer held.").wait_for()
     assert notebook.errors() == []
-    notebook.run("%cluster stop")
-    notebook.ended("%cluster stop")
+    notebook.run_to_end("%cluster stop")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import nbformat
 import pytest
 from lab import SECONDS
 
@@ -72,11 +71,8 @@ def agreed(one, other, before):
 @pytest.mark.long
 def test_two_browsers_on_one_notebook_show_the_same(lab, show):
     sources = [START, MAKE, CHANGE, *(f"%panel {name}" for name in PANELS)]
-    cells = [nbformat.v4.new_code_cell(each) for each in sources]
-    one = show(nbformat.v4.new_notebook(cells=cells), "two.ipynb", height=6000)
-    for source in (START, MAKE, *sources[3:]):
-        one.run(source)
-        one.ended(source)
+    one = show(sources, "two.ipynb", height=6000)
+    one.run_to_end(START, MAKE, *sources[3:])
     other = lab.beside(one)
     for each in (one, other):
         each.page.add_style_tag(content=ALL_IN_SIGHT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 
-import nbformat
 import pytest
 from worlds import PATIENCE
 
@@ -31,10 +30,8 @@ STOP = "%cluster stop"
 
 @pytest.fixture
 def notebook(show):
-    cells = [nbformat.v4.new_code_cell(source) for source in (START, ASKS, HANGS, SLIDER, WAITS, BAR, TYPED, STOP)]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "talk.ipynb")
-    notebook.run(START)
-    notebook.ended(START)
+    notebook = show((START, ASKS, HANGS, SLIDER, WAITS, BAR, TYPED, STOP), "talk.ipynb")
+    notebook.run_to_end(START)
     return notebook
 
 
@@ -43,8 +40,7 @@ def test_a_worker_asks_and_its_widgets_move_and_its_names_complete(notebook):
     _answer(notebook)
     _slide(notebook)
     _complete(notebook)
-    notebook.run(STOP)
-    notebook.ended(STOP)
+    notebook.run_to_end(STOP)
 
 
 def _answer(notebook):
@@ -64,8 +60,7 @@ def _answer(notebook):
 
 
 def _slide(notebook):
-    notebook.run(SLIDER)
-    notebook.ended(SLIDER)
+    notebook.run_to_end(SLIDER)
     handle = notebook.cell(SLIDER).locator(".noUi-handle")
     notebook.run(WAITS)
     notebook.output(WAITS).filter(has_text="it waits").wait_for()

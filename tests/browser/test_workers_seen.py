@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
 from lab import settles, unlike
 
@@ -89,12 +88,9 @@ def restart(page, worker):
 
 @pytest.mark.long
 def test_workers_are_as_shown_and_buttons_work_while_a_cell_runs(lab, show):
-    cells = [nbformat.v4.new_code_cell(source) for source in (START, PANEL, MAKES, WAITS, LOOPS, RREFS)]
-    notebook = show(nbformat.v4.new_notebook(cells=cells), "workers.ipynb")
+    notebook = show((START, PANEL, MAKES, WAITS, LOOPS, RREFS), "workers.ipynb")
     page = notebook.page
-    for source in (START, PANEL, MAKES, RREFS):
-        notebook.run(source)
-        notebook.ended(source)
+    notebook.run_to_end(START, PANEL, MAKES, RREFS)
     page.locator("tr[data-worker='2'][data-doing='idle']").wait_for()
     agrees(page, notebook, lambda: shown_and_told(page, notebook))
 

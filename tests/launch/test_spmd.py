@@ -251,6 +251,21 @@ def note_as_over(place: spmd.StorePlace) -> None:
     spmd._over.append(place)
 
 
+def interrupt_once_begun(cluster: Cluster, noted: Path, train: Callable[[], None]) -> str:
+    """Run a function on all ranks, and press Ctrl-C once each has noted its begin; return the error's text."""
+
+    def press() -> None:
+        until(lambda: len([*noted.iterdir()]) == 3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cluster.spmd(train)
+    presser.join()
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("waiting", [in_torch, in_ours, computing])
 def test_ctrl_c_interrupts_all_ranks(cluster: Cluster, tmp_path: Path, waiting: Callable[[], None]) -> None:
     def train() -> None:
@@ -259,15 +274,7 @@ def test_ctrl_c_interrupts_all_ranks(cluster: Cluster, tmp_path: Path, waiting: 
             computing()
         waiting()
 
-    def press() -> None:
-        until(lambda: len([*tmp_path.iterdir()]) == 3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    presser = threading.Thread(target=press)
-    presser.start()
-    with pytest.raises(KeyboardInterrupt):
-        cluster.spmd(train)
-    presser.join()
+    interrupt_once_begun(cluster, tmp_path, train)
 
 
 def test_the_prompt_comes_back_from_ranks_that_all_wait_in_torch(cluster: Cluster, tmp_path: Path) -> None:
@@ -275,15 +282,7 @@ def test_the_prompt_comes_back_from_ranks_that_all_wait_in_torch(cluster: Cluste
         (tmp_path / str(dist.get_rank())).touch()
         dist.recv(torch.ones(2), (dist.get_rank() + 1) % 3)  # no rank sends
 
-    def press() -> None:
-        until(lambda: len([*tmp_path.iterdir()]) == 3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    presser = threading.Thread(target=press)
-    presser.start()
-    with pytest.raises(KeyboardInterrupt, match="the cell was interrupted"):
-        cluster.spmd(train)
-    presser.join()
+    assert "the cell was interrupted" in interrupt_once_begun(cluster, tmp_path, train)
 
 
 def test_an_error_of_all_ranks_alike_is_raised_once(cluster: Cluster) -> None:
