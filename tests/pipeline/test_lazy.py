@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from small import grads, same
 from torch import nn
 from torch.nn import functional
 
@@ -54,9 +55,7 @@ def test_modules_built_on_workers_equal_those_built_on_the_driver(
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     with pipe.batch(x, y) as batch:
-        found = batch.gradients()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=1e-12)
+        same(batch.gradients(), grads(model))
 
 
 def test_building_is_repeatable_and_does_not_change_the_random_state() -> None:
