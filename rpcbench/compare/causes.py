@@ -128,16 +128,16 @@ def _has_same_rows(evidence: Evidence) -> str | None:
     inputs = next((each for each in wrong if each.word == WRONG), None)
     if key.phase != FORWARD or inputs is None:
         return None
-    return _explain_same_piece(_evidence_of(evidence, inputs), "rows")
+    return _explain_same_piece(_evidence_of(evidence, inputs))
 
 
 def _is_same_piece(evidence: Evidence) -> str | None:
     if evidence.verdict.key.phase not in (FORWARD, INPUT):
         return None
-    return _explain_same_piece(evidence, "positions")
+    return _explain_same_piece(evidence)
 
 
-def _explain_same_piece(evidence: Evidence, default: str) -> str | None:
+def _explain_same_piece(evidence: Evidence) -> str | None:
     for layout, index in _cut_layouts(evidence):
         cut = [d for d, share in enumerate(layout.shares) if share.kind == CUT]
         piece = _first_piece(evidence, layout, index)
@@ -147,14 +147,14 @@ def _explain_same_piece(evidence: Evidence, default: str) -> str | None:
         if len(errors) == len(evidence.held.values) and all(map(evidence.is_near, errors)):
             dim = layout.shares[cut[0]].dim
             along = evidence.names_of(cut)
-            if dim == 0:
+            if evidence.verdict.key.phase == INPUT and not evidence.verdict.key.name and dim == 0:
                 return (
                     f"all ranks along {along} work on the same rows, the first ones of the batch: take the rows by the "
                     "rank's coordinate"
                 )
             return (
-                f"all ranks along {along} have the values of the first piece of dimension {dim}: positions or masks "
-                "do not move along with the piece of the sequence that a rank has"
+                f"all ranks along {along} have the values of the first piece of dimension {dim}: rows, positions or "
+                "masks do not move along with the piece of the batch or of the sequence that a rank has"
             )
     return None
 
@@ -360,7 +360,7 @@ def _has_other_order(evidence: Evidence) -> str | None:
         return None
     for name, values in (("", [*evidence.held.values.values()][:1]), ("each", [*evidence.held.values.values()])):
         joined = values[0] if name == "" else _concatenate(values)
-        if joined is None or joined.shape != whole.shape:
+        if joined is None or joined.shape != whole.shape or evidence.is_near(norm_of(joined - whole)):
             continue
         for dims in (1, 2):
             if whole.dim() > dims - 1 and evidence.is_near(_order_free_distance(joined, whole, dims)):
@@ -383,15 +383,6 @@ def _order_free_distance(one: Tensor, other: Tensor, dims: int) -> float:
     direction = torch.randn(width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     first, second = (each.reshape(-1, width).double() for each in (one, other))
     return norm_of(first[(first @ direction).argsort()] - second[(second @ direction).argsort()])
-
-
-def _is_batchnorm_of(evidence: Evidence) -> str | None:
-    if "BatchNorm" not in evidence.kind or evidence.verdict.key.phase not in (FORWARD, STEP):
-        return None
-    return (
-        "each rank normalizes by the mean and the variance of its own rows, and the reference by those of the whole "
-        "batch: use SyncBatchNorm, or a norm without statistics of the batch"
-    )
 
 
 def _is_batch_norm(evidence: Evidence) -> str | None:

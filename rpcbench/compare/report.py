@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rpcbench.base.errors import CompareError, count_noun
-from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, Key
+from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, STEP, Key
 from rpcbench.compare.causes import explain, explain_masks
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.evidence import Evidence, dims_of_kind, rank_number
@@ -117,7 +117,8 @@ class CompareReport:
 def _label(verdict: ValueVerdict) -> str:
     step = f"{verdict.key.turn}: " if verdict.key.turn else ""
     call = f" call {verdict.call}" if verdict.call is not None else ""
-    return f"{step}{verdict.key.phase:8} {verdict.key.name or '(model)'}{verdict.key.part}{call}"
+    part = f" {verdict.key.part}" if verdict.key.phase == STEP else verdict.key.part
+    return f"{step}{verdict.key.phase:8} {verdict.key.name or '(model)'}{part}{call}".rstrip()
 
 
 def _details(verdict: ValueVerdict) -> str:

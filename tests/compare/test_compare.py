@@ -64,6 +64,47 @@ def test_a_right_program_has_a_report_with_the_learnt_layouts(four):
     assert "gradient 2.bias" in text and text.count("\n") > 10
 
 
+def step_momentum(model, rate=0.1):
+    loss = step(model)
+    torch.optim.SGD(model.parameters(), rate, momentum=0.9).step()
+    return loss
+
+
+def step_at_other_rates(model, mesh):
+    return step_momentum(model, 0.1 / (1 + mesh.get_local_rank()))
+
+
+def test_one_of_two_replicas_that_steps_otherwise_has_drifted(four):
+    """The other one is right: that is no other order of its rows."""
+    programs = {"reference": (make_model, step_momentum), "parallel": (make_copy, step_at_other_rates)}
+    report = four.compare(**programs, workers=["worker1", "worker2"])
+    assert report.first.phase == "step" and report.first.cause.startswith("the replicas have drifted apart")
+    assert "step     0.weight momentum_buffer  rank Replicate" in str(report)
+
+
+class WithPlaces(nn.Module):
+    """Positions are read from a table, as many as the rows that are there."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 4)
+        self.layers = make_model()
+
+    def forward(self, rows):
+        return self.layers(rows + self.table(torch.arange(len(rows))))
+
+
+def make_with_places():
+    torch.manual_seed(3)
+    return WithPlaces()
+
+
+def test_positions_that_begin_with_0_on_each_rank_are_no_same_rows(four):
+    report = four.compare(reference=(make_with_places, step), parallel=(make_with_places, step_on_rows))
+    assert (report.first.phase, report.first.name) == ("forward", "table")
+    assert "rows, positions or masks do not move along" in report.first.cause
+
+
 def test_a_wrong_program_is_an_assertion_with_the_report(four):
     report = four.compare(**WRONG)
     assert (report.first.phase, report.first.name, report.first.ranks) == ("gradient", "0.weight", (0, 1, 2, 3))
