@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from rpcbench.compare.capture import FORWARD, Capture, Catalog, Key
+from rpcbench.compare.layouts import measure_sums
+from rpcbench.compare.spool import Stored
 
 RUNS = 3  # of the moved reference
 MULTIPLE = 4.0  # of the largest movement that is allowed
@@ -59,20 +61,28 @@ def coarsest_types(catalogs: Iterable[Catalog]) -> dict[str, torch.dtype]:
     return {name: dtype for name, dtype in found.items() if dtype.is_floating_point}
 
 
-def measure_movements(reference: Capture, moved: Capture) -> dict[Key, dict[int, float]]:
-    """Return the norm of the difference of each value between two runs; infinite if the moved run has none like it."""
-    return {
-        key: {call: _measure_movement(reference, moved, key, call) for call in calls}
-        for key, calls in reference.catalog.values.items()
-    }
+class MovementMeter:
+    """Takes the values of a moved run in place of a spool, and keeps how far each is from the reference's."""
 
+    def __init__(self, reference: Capture) -> None:
+        self._reference = reference
+        self._distances: dict[Key, dict[int, float]] = {}
 
-def _measure_movement(reference: Capture, moved: Capture, key: Key, call: int) -> float:
-    own, other = reference.catalog.values[key][call], moved.catalog.values.get(key, {}).get(call)
-    if other is None or other.stored.shape != own.stored.shape:
-        return math.inf
-    difference = reference.spool.read_tensor(own.stored).double() - moved.spool.read_tensor(other.stored).double()
-    return float(torch.linalg.vector_norm(difference)) if difference.numel() else 0.0
+    def add_value(self, key: Key, call: int, value: Tensor) -> Stored:
+        """Measure a value; it is not kept."""
+        values = value.detach().cpu()
+        own = self._reference.catalog.values.get(key, {}).get(call)
+        if own is not None and own.stored.shape == values.shape:
+            distance = measure_sums(values, self._reference.spool.read_tensor(own.stored)).error ** 0.5
+            self._distances.setdefault(key, {})[call] = distance
+        return Stored(0, tuple(values.shape), values.dtype)
+
+    def distances(self) -> dict[Key, dict[int, float]]:
+        """Return the norm of the difference of each value of the reference; infinite if the moved run has none."""
+        return {
+            key: {call: self._distances.get(key, {}).get(call, math.inf) for call in calls}
+            for key, calls in self._reference.catalog.values.items()
+        }
 
 
 def allowed_error(movements: list[float], norm: float, count: int, dtype: torch.dtype) -> float:

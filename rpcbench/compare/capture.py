@@ -86,6 +86,9 @@ class Catalog:
 Perturb = Callable[[str, Tensor], Tensor]
 """Takes the name of a module and a value of it; returns the value moved by round-off."""
 
+StoreValue = Callable[[Key, int, Tensor], Stored]
+"""Takes a key, the number of a call and a dense value, which it must not keep a reference to."""
+
 
 class Capture:
     """The values of a model's run on this process, made by `rpcbench.capture`; for `cluster.compare_captures`.
@@ -94,10 +97,12 @@ class Capture:
         model: Its modules get hooks; `close` removes them.
         perturb: Applied to each output, each gradient of one, and the model's inputs on their way; parameters are moved
             once, after their initial values were kept.
+        store: Takes each value, in place of the spool.
     """
 
-    def __init__(self, model: nn.Module, perturb: Perturb | None = None) -> None:
+    def __init__(self, model: nn.Module, perturb: Perturb | None = None, store: StoreValue | None = None) -> None:
         self.spool = Spool()
+        self._store = store or self._spool_value
         self.catalog = Catalog({}, {}, {}, {})
         self._model = model
         self._perturb = perturb
@@ -265,12 +270,13 @@ class Capture:
         self._keep_at(Key(self._turn, phase, name, part), call, tensor)
 
     def _keep_at(self, key: Key, call: int, tensor: Tensor) -> None:
-        kept = Kept(self._store_tensor(local_tensor(tensor.detach())), _placements_of(tensor))
+        local = local_tensor(tensor.detach())
+        values = local if local.layout == torch.strided else local.to_dense()
+        kept = Kept(self._store(key, call, values), _placements_of(tensor))
         self.catalog.values.setdefault(key, {})[call] = kept
 
-    def _store_tensor(self, tensor: Tensor) -> Stored:
-        values = tensor if tensor.layout == torch.strided else tensor.to_dense()
-        return self.spool.add_tensor(values)
+    def _spool_value(self, key: Key, call: int, value: Tensor) -> Stored:
+        return self.spool.add_tensor(value)
 
 
 def capture(model: nn.Module) -> Capture:

@@ -14,10 +14,21 @@ import torch
 from torch import Tensor
 
 from rpcbench.compare import reductions
-from rpcbench.compare.capture import FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP
+from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP
 from rpcbench.compare.compare_runs import Runs
-from rpcbench.compare.evidence import Evidence, first_along, norm_of, rank_words
-from rpcbench.compare.layouts import CUT, SUM, WHOLE, Coordinate, Layout, LayoutFit, MeshShare, fit_layout
+from rpcbench.compare.evidence import Evidence, first_along, rank_words
+from rpcbench.compare.layouts import (
+    CUT,
+    SUM,
+    WHOLE,
+    Coordinate,
+    Layout,
+    LayoutFit,
+    MeshShare,
+    fit_layout,
+    indices_of,
+    norm_of,
+)
 from rpcbench.compare.verdicts import RIGHT, WRONG, ValueVerdict
 
 _HALF_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -355,33 +366,45 @@ def _disagreement(evidence: Evidence) -> float | None:
 
 # -- other transformations
 def _has_other_order(evidence: Evidence) -> str | None:
-    whole = evidence.whole
-    if not whole.dim() or whole.shape[0] < 2:
+    """The values, or the inputs of the module, are those of the reference in another order along a dimension."""
+    key = evidence.verdict.key
+    if key.phase not in (FORWARD, BACKWARD):
         return None
-    for name, values in (("", [*evidence.held.values.values()][:1]), ("each", [*evidence.held.values.values()])):
-        joined = values[0] if name == "" else _concatenate(values)
-        if joined is None or joined.shape != whole.shape or evidence.is_near(norm_of(joined - whole)):
-            continue
-        for dims in (1, 2):
-            if whole.dim() > dims - 1 and evidence.is_near(_order_free_distance(joined, whole, dims)):
+    inputs = [each for each in evidence.earlier if each.key.phase == INPUT and each.key.name == key.name]
+    wrong = [_evidence_of(evidence, each) for each in inputs if each.word == WRONG and each.key.turn == key.turn]
+    for each in (evidence, *wrong):
+        for dim in range(each.whole.dim()):
+            if _is_permuted(each, dim):
                 return (
-                    "the same rows in another order: the tokens or rows that come back are not put where they came "
-                    "from. Undo the permutation of the exchange"
+                    f"the same values in another order along dimension {dim}: rows, tokens or heads are not put where "
+                    "they came from. Undo the permutation of the exchange"
                 )
     return None
 
 
-def _concatenate(values: Sequence[Tensor]) -> Tensor | None:
-    if len({value.shape[1:] for value in values}) != 1:
-        return None
-    return torch.cat([*values])
+def _is_permuted(evidence: Evidence, dim: int) -> bool:
+    joined = [_join_pieces(evidence, fit.layout) for fit in evidence.fits if not fit.layout.has_kind(SUM)]
+    return any(
+        value is not None and evidence.is_near(_order_free_distance(value, evidence.whole, dim)) for value in joined
+    )
 
 
-def _order_free_distance(one: Tensor, other: Tensor, dims: int) -> float:
-    """Return the distance of two sets of rows; the first `dims` dimensions count the rows."""
-    width = math.prod(one.shape[dims:])
-    direction = torch.randn(width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    first, second = (each.reshape(-1, width).double() for each in (one, other))
+def _join_pieces(evidence: Evidence, layout: Layout) -> Tensor | None:
+    """Return the ranks' pieces, put together; None if some are padded."""
+    found = torch.full_like(evidence.whole, math.nan)
+    shapes = {each: tuple(value.shape) for each, value in evidence.held.values.items()}
+    for place, value in evidence.held.values.items():
+        indices = indices_of(evidence.whole.shape, shapes, evidence.held.mesh.sizes, layout, place)
+        if any((index >= size).any() for index, size in zip(indices, evidence.whole.shape, strict=True)):
+            return None  # padded
+        found[torch.meshgrid(*indices, indexing="ij")] = value
+    return found
+
+
+def _order_free_distance(one: Tensor, other: Tensor, dim: int) -> float:
+    """Return the distance of two tensors, each sorted along a dimension by a random direction."""
+    first, second = (each.movedim(dim, 0).reshape(each.shape[dim], -1).double() for each in (one, other))
+    direction = torch.randn(first.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return norm_of(first[(first @ direction).argsort()] - second[(second @ direction).argsort()])
 
 

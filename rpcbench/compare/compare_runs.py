@@ -31,7 +31,7 @@ from rpcbench.compare.capture import (
     Kept,
     Key,
 )
-from rpcbench.compare.layouts import Coordinate
+from rpcbench.compare.layouts import Coordinate, norm_of
 from rpcbench.compare.names import renumber_modules
 from rpcbench.compare.verdicts import ABSENT, ANY, RIGHT, WRONG, Mesh, ValueVerdict, judge_value
 
@@ -124,11 +124,11 @@ class Runs:
 
     def _allowed(self, key: Key, call: int | None, whole: Tensor, values: Mapping[Coordinate, Tensor]) -> float:
         moved = [self.movements[key][n] for n in _select_calls(self.movements[key], call)]
-        norm = float(torch.linalg.vector_norm(whole.double())) if whole.numel() else 0.0
         dtype = whole.dtype
         for value in values.values():
             dtype = coarser_type(dtype, value.dtype)
-        return allowed_error([math.hypot(*each) for each in zip(*moved, strict=True)], norm, whole.numel(), dtype)
+        movements = [math.hypot(*each) for each in zip(*moved, strict=True)]
+        return allowed_error(movements, norm_of(whole), whole.numel(), dtype)
 
     def _factor_of(self, key: Key) -> float:
         """Return the scale that a rank's gradients have. Its loss may be that of its own rows, or be scaled for a

@@ -13,12 +13,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from rpcbench.compare.capture import GRADIENT, INITIAL, INPUT, STEP, Key
 from rpcbench.compare.compare_runs import Runs
-from rpcbench.compare.layouts import CUT, Coordinate, LayoutFit, find_layouts, fit_layout
+from rpcbench.compare.layouts import (
+    CUT,
+    Coordinate,
+    Layout,
+    LayoutFit,
+    find_layouts,
+    fit_layout,
+    indices_of,
+    norm_of,
+    select_indices,
+)  # fmt: skip
 from rpcbench.compare.verdicts import HeldValues, ValueVerdict, as_numbers, hold_values
 
 
@@ -90,6 +99,15 @@ class Evidence:
             for place, value in values.items()
         )
 
+    def piece_of(self, layout: Layout, place: Coordinate) -> Tensor | None:
+        """Return the part of the reference's value that a rank has under a layout; None if there is none."""
+        shapes = {each: tuple(value.shape) for each, value in self.held.values.items()}
+        try:
+            indices = indices_of(self.whole.shape, shapes, self.held.mesh.sizes, layout, place)
+        except LookupError:
+            return None
+        return select_indices(self.whole, indices)
+
     def dims_apart(self) -> set[str]:
         """Return the names of mesh dimensions along which ranks must have different values: a parameter's pieces, or
         the pieces of the model's input."""
@@ -134,8 +152,3 @@ def dims_of_kind(verdict: ValueVerdict, kind: str) -> set[str]:
         return set()
     shares = zip(verdict.mesh.names, verdict.fit.layout.shares, strict=True)
     return {name for name, share in shares if share.kind == kind}
-
-
-def norm_of(difference: Tensor) -> float:
-    """Return the norm, in double precision."""
-    return float(torch.linalg.vector_norm(difference, dtype=torch.float64)) if difference.numel() else 0.0

@@ -23,6 +23,7 @@ Guarantees
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_BLOCK = 1 << 18  # numbers that are compared at once
 Coordinate = tuple[int, ...]
 Shapes = Mapping[Coordinate, Sequence[int]]
 """The shape of each rank's value."""
@@ -202,27 +204,54 @@ def fit_layout(whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[
     for place in held:
         summed = tuple(-1 if share.kind == SUM else at for share, at in zip(layout.shares, place, strict=True))
         groups.setdefault(summed, []).append(place)
-    worst: dict[Coordinate, tuple[float, float]] = {}  # piece → largest squared error of its copies
-    dot = square = 0.0
+    worst: dict[Coordinate, float] = {}  # piece → largest squared error of its copies
     by_rank: dict[Coordinate, float] = {}
-    pairs = []
+    sums = Sums()
     for places in groups.values():
         indices = indices_of(whole.shape, shapes, mesh, layout, places[0])
-        wanted = select_indices(whole, indices)
         value = _without_padding(_add_up([held[place] for place in places]), whole.shape, indices)
-        pairs.append((places, value, wanted))
-        dot += _dot(value, wanted)
-        square += _dot(wanted, wanted)
-    factor = dot / square if square else 1.0
-    for places, value, wanted in pairs:
-        error = _norm(value - wanted) ** 2
-        scaled = _norm(value / factor - wanted) ** 2 if factor else float("inf")
+        found = measure_sums(value, select_indices(whole, indices))
         piece = tuple(at if share.kind == CUT else 0 for share, at in zip(layout.shares, places[0], strict=True))
-        old = worst.get(piece, (0.0, 0.0))
-        worst[piece] = max(old[0], error), max(old[1], scaled)
-        by_rank.update(dict.fromkeys(places, error**0.5))
-    total, total_scaled = (sum(each[n] for each in worst.values()) ** 0.5 for n in (0, 1))
-    return LayoutFit(layout, total, factor, total_scaled, by_rank)
+        worst[piece] = max(worst.get(piece, 0.0), found.error)
+        by_rank.update(dict.fromkeys(places, found.error**0.5))
+        sums = Sums(*(one + other for one, other in zip(sums, found, strict=True)))
+    return LayoutFit(layout, sum(worst.values()) ** 0.5, *_scale_of(sums), by_rank)
+
+
+class Sums(NamedTuple):
+    """Sums over the numbers of a rank's value v and the reference's w."""
+
+    error: float = 0.0  # of (v - w)²
+    dot: float = 0.0  # of v w
+    own: float = 0.0  # of v²
+    square: float = 0.0  # of w²
+
+
+def measure_sums(value: Tensor, wanted: Tensor) -> Sums:
+    """Return the sums of two tensors of one shape in double precision, block by block: none of them is copied whole."""
+    found = Sums()
+    flat = value.reshape(-1), wanted.reshape(-1)
+    for begin in range(0, value.numel(), _BLOCK):
+        v, w = (each[begin : begin + _BLOCK].double() for each in flat)
+        difference = v - w
+        block = (difference @ difference, v @ w, v @ v, w @ w)
+        found = Sums(*(one + float(other) for one, other in zip(found, block, strict=True)))
+    return found
+
+
+def norm_of(value: Tensor) -> float:
+    """Return the norm of a tensor, in double precision."""
+    return math.sqrt(measure_sums(value, value).square)
+
+
+def _scale_of(sums: Sums) -> tuple[float, float]:
+    """Return the factor f that brings v / f nearest to w, and the norm of their difference then."""
+    if not sums.square:
+        return 1.0, sums.error**0.5
+    if not sums.dot:
+        return 0.0, math.inf
+    factor = sums.dot / sums.square
+    return factor, max(0.0, sums.own / factor**2 - sums.square) ** 0.5
 
 
 def select_indices(whole: Tensor, indices: Sequence[Tensor]) -> Tensor:
@@ -250,11 +279,3 @@ def _add_up(values: Sequence[Tensor]) -> Tensor:
     for value in values[1:]:
         total = total + value
     return total
-
-
-def _dot(one: Tensor, other: Tensor) -> float:
-    return float(torch.dot(one.reshape(-1).double(), other.reshape(-1).double()))
-
-
-def _norm(difference: Tensor) -> float:
-    return float(torch.linalg.vector_norm(difference, dtype=torch.float64)) if difference.numel() else 0.0

@@ -12,7 +12,7 @@ import re
 from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, STEP, Key
-from rpcbench.compare.evidence import Evidence, dims_of_kind, norm_of
+from rpcbench.compare.evidence import Evidence, dims_of_kind
 from rpcbench.compare.layouts import (
     CUT,
     SUM,
@@ -21,8 +21,7 @@ from rpcbench.compare.layouts import (
     Layout,
     LayoutFit,
     fit_layout,
-    indices_of,
-    select_indices,
+    norm_of,
 )  # fmt: skip
 from rpcbench.compare.verdicts import RIGHT, ValueVerdict, as_numbers
 
@@ -244,7 +243,7 @@ def is_clipped(evidence: Evidence) -> str | None:
 def _own_factors(evidence: Evidence, layout: Layout) -> dict[Coordinate, float] | None:
     found = {}
     for place, value in evidence.held.values.items():
-        piece = _piece_of(evidence, layout, place)
+        piece = evidence.piece_of(layout, place)
         if piece is None or piece.shape != value.shape or not (square := float((piece.double() ** 2).sum())):
             return None
         factor = float((piece.double() * value.double()).sum()) / square
@@ -252,16 +251,6 @@ def _own_factors(evidence: Evidence, layout: Layout) -> dict[Coordinate, float] 
             return None
         found[place] = factor
     return found
-
-
-def _piece_of(evidence: Evidence, layout: Layout, place: Coordinate) -> Tensor | None:
-    shapes = {each: tuple(value.shape) for each, value in evidence.held.values.items()}
-    try:
-        return select_indices(
-            evidence.whole, indices_of(evidence.whole.shape, shapes, evidence.held.mesh.sizes, layout, place)
-        )
-    except LookupError:
-        return None
 
 
 def is_tied(evidence: Evidence) -> str | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, LOSS, Key
-from rpcbench.compare.layouts import SUM, Coordinate, Layout, LayoutFit, find_layouts, fit_layout
+from rpcbench.compare.layouts import SUM, Coordinate, Layout, LayoutFit, find_layouts, fit_layout, norm_of
 
 RIGHT, WRONG, UNKNOWN, ABSENT = "right", "wrong", "cannot tell", "not there"
 ANY = math.inf  # a scale that is not known yet
@@ -108,7 +108,7 @@ def judge_value(
     held = hold_values(mesh, values)
     verdict.mesh, verdict.missing, verdict.whole_places = held.mesh, held.missing, held.places
     whole, local = as_numbers(whole), {place: as_numbers(value) for place, value in held.values.items()}
-    verdict.norm = float(torch.linalg.vector_norm(whole)) if whole.numel() else 0.0
+    verdict.norm = norm_of(whole)
     if not held.missing:
         _choose_fit(verdict, whole, local, claims, factor)
     else:

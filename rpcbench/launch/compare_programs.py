@@ -25,12 +25,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rpcbench.base.errors import CompareError, WorkerLostError
 from rpcbench.base.futures import wait_all
-from rpcbench.compare.allowances import RUNS, RoundOff, coarsest_types, measure_movements
-from rpcbench.compare.capture import INITIAL, INPUT, Capture, Catalog, Kept, Key, Perturb
+from rpcbench.compare.allowances import RUNS, MovementMeter, RoundOff, coarsest_types
+from rpcbench.compare.capture import INITIAL, INPUT, Capture, Catalog, Kept, Key, Perturb, StoreValue
 from rpcbench.compare.compare_runs import Runs
-from rpcbench.compare.layouts import Coordinate
+from rpcbench.compare.layouts import Coordinate, norm_of
 from rpcbench.compare.report import CompareReport, make_report
-from rpcbench.compare.verdicts import Mesh, as_numbers
+from rpcbench.compare.verdicts import Mesh
 from rpcbench.launch import meshes, spmd
 from rpcbench.runtime.agent import Agent
 
@@ -103,18 +103,21 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 # -- the reference
-def run_reference(program: Program, steps: int, perturb: Perturb | None = None) -> Capture:
+def run_reference(
+    program: Program, steps: int, perturb: Perturb | None = None, store: StoreValue | None = None
+) -> Capture:
     """Run a program in this process, and return what it kept. CompareError if it returns no loss."""
     make_model, step = program
-    return _run_steps(make_model(), step, steps, (), perturb)
+    return _run_steps(make_model(), step, steps, (), perturb, store)
 
 
 def _run_steps(
-    model: Any, step: Callable[..., Any], steps: int, args: tuple[Any, ...], perturb: Perturb | None
-) -> Capture:
+    model: Any, step: Callable[..., Any], steps: int, args: tuple[Any, ...], perturb: Perturb | None = None,
+    store: StoreValue | None = None,
+) -> Capture:  # fmt: skip
     if not isinstance(model, nn.Module):
         raise CompareError(f"the function that makes the model has returned {model!r}, which is no torch.nn.Module")
-    with torch.compiler.set_stance("force_eager"), Capture(model, perturb) as capture:
+    with torch.compiler.set_stance("force_eager"), Capture(model, perturb, store) as capture:
         for _ in range(steps):
             loss = step(model, *args)
             if not (isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1)):
@@ -136,9 +139,9 @@ def _measure_round_off(
     coarser = coarsest_types(catalogs)
     found: dict[Key, dict[int, list[float]]] = {}
     for seed in range(RUNS):
-        moved = run_reference(program, steps, RoundOff(seed, coarser).move_value)
-        movements = measure_movements(own, moved)
-        moved.spool.close()
+        meter = MovementMeter(own)
+        run_reference(program, steps, RoundOff(seed, coarser).move_value, meter.add_value)
+        movements = meter.distances()
         if random := [key for key in movements if key.phase == INITIAL and any(movements[key].values())]:
             raise CompareError(
                 f"the reference is random: {random[0].name} begins with other values each time. Let the function that "
@@ -159,7 +162,7 @@ def _is_random_input(own: Capture, key: Key, distances: Mapping[int, float]) -> 
     """Return whether an input of the model moved by more than round-off."""
     if key.phase != INPUT or key.name:
         return False
-    norms = {n: float(as_numbers(own.spool.read_tensor(own.catalog.values[key][n].stored)).norm()) for n in distances}
+    norms = {n: norm_of(own.spool.read_tensor(own.catalog.values[key][n].stored)) for n in distances}
     return any(distance > norms[n] * _RANDOM for n, distance in distances.items())
 
 
@@ -175,7 +178,7 @@ def run_rank(token: str, program: Program, mesh: Mesh, steps: int) -> Catalog:
     make_model, step = program
     model = make_model(*[device_mesh][: _count_arguments(make_model, 1)])
     args = (device_mesh,) if _count_arguments(step, 2) > 1 else ()
-    _captures[token] = capture = _run_steps(model, step, steps, args, None)
+    _captures[token] = capture = _run_steps(model, step, steps, args)
     return capture.catalog
 
 
