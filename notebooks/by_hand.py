@@ -176,7 +176,7 @@ class World:
         """The guarantee: a value is there as long as some member can still reach it."""
         reaching = [f"{NAMES[member]} still uses it" for member in self.held]
         reaching += [f"a {x.kind} brings it to {NAMES[x.to]}" for x in self.letters if getattr(x.message, "forks", ())]
-        waiting = [user for user in self.nodes[OTHER].rrefs.users.values() if not user.released]
+        waiting = [user for user in self.nodes[OTHER].rrefs.users.values() if not user.is_released]
         reaching += [f"a call on {NAMES[OTHER]} waits to use it" for _ in waiting if OTHER not in self.held]
         if self.value == "freed" and reaching and not self.wrong:
             self.wrong = f"the value is gone, but {reaching[0]}"
@@ -201,7 +201,7 @@ def ruled(may_delete: Callable[[bool, bool, int], object]) -> type[RRefs]:
     class Ruled(RRefs):
         def _retire_if_unused(self, fork: Id) -> fx.Outbox:
             user = self.users[fork]
-            if not may_delete(user.released, user.confirmed, len(user.children)):
+            if not may_delete(user.is_released, user.is_confirmed, len(user.children)):
                 return []
             self._forget_user(fork)
             return [(user.owner, m.UserDelete(user.rref, fork))]

@@ -109,6 +109,10 @@ class User(StateMachine[ForkState, ForkEvent]):
     def is_confirmed(self) -> bool:
         return self.state in (CONFIRMED, DELETING)
 
+    @property
+    def is_released(self) -> bool:
+        return self.state in (RELEASED, DELETING)
+
 
 class HeldFork(NamedTuple):
     """A fork of an RRef that this member owns, and its holder."""
