@@ -206,7 +206,7 @@ def fit_layout(whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[
         groups.setdefault(summed, []).append(place)
     worst: dict[Coordinate, float] = {}  # piece → largest squared error of its copies
     by_rank: dict[Coordinate, float] = {}
-    sums = Sums()
+    sums = BlockSums()
     for places in groups.values():
         indices = indices_of(whole.shape, shapes, mesh, layout, places[0])
         value = _without_padding(_add_up([held[place] for place in places]), whole.shape, indices)
@@ -214,12 +214,12 @@ def fit_layout(whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[
         piece = tuple(at if share.kind == CUT else 0 for share, at in zip(layout.shares, places[0], strict=True))
         worst[piece] = max(worst.get(piece, 0.0), found.error)
         by_rank.update(dict.fromkeys(places, found.error**0.5))
-        sums = Sums(*(one + other for one, other in zip(sums, found, strict=True)))
+        sums = BlockSums(*(one + other for one, other in zip(sums, found, strict=True)))
     return LayoutFit(layout, sum(worst.values()) ** 0.5, *_scale_of(sums), by_rank)
 
 
-class Sums(NamedTuple):
-    """Sums over the numbers of a rank's value v and the reference's w."""
+class BlockSums(NamedTuple):
+    """BlockSums over the numbers of a rank's value v and the reference's w."""
 
     error: float = 0.0  # of (v - w)²
     dot: float = 0.0  # of v w
@@ -227,15 +227,15 @@ class Sums(NamedTuple):
     square: float = 0.0  # of w²
 
 
-def measure_sums(value: Tensor, wanted: Tensor) -> Sums:
+def measure_sums(value: Tensor, wanted: Tensor) -> BlockSums:
     """Return the sums of two tensors of one shape in double precision, block by block: none of them is copied whole."""
-    found = Sums()
+    found = BlockSums()
     flat = value.reshape(-1), wanted.reshape(-1)
     for begin in range(0, value.numel(), _BLOCK):
         v, w = (each[begin : begin + _BLOCK].double() for each in flat)
         difference = v - w
         block = (difference @ difference, v @ w, v @ v, w @ w)
-        found = Sums(*(one + float(other) for one, other in zip(found, block, strict=True)))
+        found = BlockSums(*(one + float(other) for one, other in zip(found, block, strict=True)))
     return found
 
 
@@ -244,7 +244,7 @@ def norm_of(value: Tensor) -> float:
     return math.sqrt(measure_sums(value, value).square)
 
 
-def _scale_of(sums: Sums) -> tuple[float, float]:
+def _scale_of(sums: BlockSums) -> tuple[float, float]:
     """Return the factor f that brings v / f nearest to w, and the norm of their difference then."""
     if not sums.square:
         return 1.0, sums.error**0.5
