@@ -470,6 +470,7 @@ CAUSES: tuple[Cause, ...] = (
     _is_wrong_loss,
     _is_same_piece,
     _is_mask_of_piece,
+    reductions.is_normalized_alone,
     reductions.is_cut_twice,
     reductions.is_other_expert,
     _has_other_order,

@@ -118,7 +118,7 @@ def is_cut_twice(evidence: Evidence) -> str | None:
     if key.phase != FORWARD or facts is None:
         return None
     inputs = [each for each in evidence.earlier if each.key.phase == INPUT and each.key.name == key.name]
-    apart = set().union(*(dims_of_kind(each, CUT) for each in inputs if each.word == RIGHT))
+    apart = set().union(*(_dims_of_rows(each) for each in inputs if each.word == RIGHT))
     for each in evidence.earlier:
         is_own = each.key.phase == INITIAL and each.key.name in facts.parameters
         if is_own and (both := apart & dims_of_kind(each, CUT)):
@@ -128,6 +128,43 @@ def is_cut_twice(evidence: Evidence) -> str | None:
                 f"own result: the module is made parallel over the wrong dimension of the mesh or the wrong group"
             )
     return None
+
+
+def _dims_of_rows(verdict: ValueVerdict) -> set[str]:
+    """Return the names of the mesh dimensions along which the ranks have different rows of an input."""
+    if verdict.fit is None or verdict.mesh is None:
+        return set()
+    shares = zip(verdict.mesh.names, verdict.fit.layout.shares, strict=True)
+    return {name for name, share in shares if share.kind == CUT and share.dim < len(verdict.shape) - 1}
+
+
+def is_normalized_alone(evidence: Evidence) -> str | None:
+    """Each row of a rank's piece is the reference's, times a factor of its own: that of the piece's own norm or sum."""
+    last = evidence.whole.dim() - 1
+    if evidence.verdict.key.phase != FORWARD or last < 1:
+        return None
+    for fit in evidence.fits:
+        cuts = [d for d, share in enumerate(fit.layout.shares) if share.kind == CUT and share.dim == last]
+        pieces = {place: _piece_of(evidence, fit.layout, place) for place in evidence.held.values}
+        if not cuts or fit.layout.has_kind(SUM) or not all(
+            piece is not None and _has_factor_in_each_row(evidence, piece, evidence.held.values[place])
+            for place, piece in pieces.items()
+        ):  # fmt: skip
+            continue
+        along = evidence.names_of(cuts)
+        return (
+            f"each row is right but for a factor, and each rank has another one: a norm or a softmax takes a rank's "
+            f"piece of the row for the whole. Add up what it divides by over {along}"
+        )
+    return None
+
+
+def _has_factor_in_each_row(evidence: Evidence, piece: Tensor, value: Tensor) -> bool:
+    if piece.shape != value.shape or piece.shape[-1] < 2:
+        return False
+    piece, value = piece.double(), value.double()
+    factor = (piece * value).sum(-1, keepdim=True) / piece.square().sum(-1, keepdim=True)
+    return bool((factor > 0).all()) and evidence.is_near(norm_of(value / factor - piece))
 
 
 def is_other_expert(evidence: Evidence) -> str | None:

@@ -198,6 +198,13 @@ class WideNormPlain(WideNormOnRanks):
         return SumOver.apply(WideNorm.squares(self, x), self.group)
 
 
+class WideNormAlone(WideNorm):
+    """By the mean of this rank's own squares."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
 class NormedFeed(Feed):
     def __init__(self) -> None:
         super().__init__()
@@ -228,6 +235,12 @@ def cut_normed(mesh: DeviceMesh) -> nn.Module:
 def cut_normed_plain(mesh: DeviceMesh) -> nn.Module:
     model = cut_normed(mesh)
     model.blocks[1].middle_norm.__class__ = WideNormPlain
+    return model
+
+
+def cut_normed_alone(mesh: DeviceMesh) -> nn.Module:
+    model = cut_normed(mesh)
+    model.blocks[1].middle_norm.__class__ = WideNormAlone
     return model
 
 
@@ -346,6 +359,10 @@ PROGRAMS = [
         "norm_of_cut_width_plain_reduce", (make_normed, step_net), (cut_normed, step_net_on_ranks),
         (cut_normed_plain, step_net_on_ranks), TP4, "backward",
         ("blocks.1.middle_norm", "blocks.1.up"), rf"{REDUCE}|differentia|backward|none of the ways",
+    ),
+    Program(
+        "norm_of_own_width", (make_normed, step_net), (cut_normed, step_net_on_ranks),
+        (cut_normed_alone, step_net_on_ranks), TP4, "forward", ("blocks.1.middle_norm",), r"norm .* piece",
     ),
     Program(
         "fused_weight_cut_as_block", (make_fused, step_lm), (cut_fused, step_lm_on_ranks),
