@@ -657,6 +657,48 @@ def experts(answer: Callable[..., Tensor]) -> None:
 
 
 # -- more collectives of the ranks
+# -- 11
+@question
+def normalize(answer: Callable[[Tensor, Tensor, Callable[[Tensor], None]], Tensor]) -> None:
+    """`answer(x, weight, all_reduce)` is this rank's columns of the rows, normalized as one process does."""
+    widths = ((3, 3), (4, 2), (2, 1, 5), (6,), (3, 0), (1, 1, 1, 1), (5, 1))
+    counts = (2, 3, 1, 4, 2, 5, 1)
+    for lengths, rows in zip(widths, counts, strict=True):
+        size, columns = len(lengths), sum(lengths)
+        whole = torch.arange(1.0, rows * columns + 1).reshape(rows, columns).remainder(7) - 2.5
+        scale = torch.arange(1.0, columns + 1)
+        if rows == 4:
+            whole, scale = whole.double(), scale.double()
+        wanted = (whole / whole.square().mean(-1, keepdim=True).sqrt() * scale).split(lengths, -1)
+        before = [part.clone() for part in whole.split(lengths, -1)], [part.clone() for part in scale.split(lengths)]
+        xs, weights = ([part.clone() for part in parts] for parts in before)
+        ranks = Ranks(size)
+        found = ranks.run(
+            lambda rank, xs=xs, weights=weights, ranks=ranks: returned(
+                answer(xs[rank], weights[rank], ranks.all_reduce(rank))
+            )
+        )
+        asked = f"{count_noun(rows, 'row')} of {columns} numbers, of which the ranks have {shown(list(lengths))}"
+        for rank, part in enumerate(found):
+            told = f"{asked}: rank {rank} returns"
+            require(isinstance(part, Tensor), f"{told} {shown(part)}; a tensor is wanted.")
+            require(same(xs[rank], before[0][rank]), f"{asked}: `x` of rank {rank} has changed.")
+            require(same(weights[rank], before[1][rank]), f"{asked}: `weight` of rank {rank} has changed.")
+            require(
+                part.shape == wanted[rank].shape,
+                f"{told} a tensor of shape {tuple(part.shape)}; {tuple(wanted[rank].shape)} is wanted.",
+            )
+            require(part.dtype == whole.dtype, f"{told} a tensor of {part.dtype}; `x` is of {whole.dtype}.")
+            require(close(part, wanted[rank]), f"{told} {numbers(part)}; one process has {numbers(wanted[rank])}.")
+        require(max(ranks.messages) <= 1, f"{asked}: right, but with {max(ranks.messages)} all-reduces; one is enough.")
+        require(min(ranks.messages) == 1, f"{asked}: right, but a rank makes no all-reduce; one is wanted.")
+        require(
+            max(ranks.sent) <= rows + 1,
+            f"{asked}: right, but a rank adds up {max(ranks.sent)} numbers, where {rows + 1} are enough.",
+        )
+    right("A sum and a count can be added up; a mean or a root cannot.")
+
+
 def all_gather(ranks: Ranks, rank: int) -> Callable[[Tensor], list[Tensor]]:
     def all_gather(tensor: Tensor) -> list[Tensor]:
         require(isinstance(tensor, Tensor), f"`all_gather` takes a tensor, not {shown(tensor)}.")

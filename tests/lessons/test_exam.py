@@ -35,17 +35,17 @@ def test_the_last_answer_to_each_question_counts(exam, capsys):
     NotYet = sys.modules["checks"].NotYet  # noqa: N806
     exam.result()
     assert capsys.readouterr().out.splitlines() == [
-        "0 of 10 right.", "Not yet right: questions 1, 2, 3, 4, 5, 6, 7, 8, 9, 10."
+        "0 of 11 right.", "Not yet right: questions 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11."
     ]  # fmt: skip
     for name in exam.questions:
         getattr(exam, name)(answered(name))
     capsys.readouterr()
     exam.result()
-    assert capsys.readouterr().out == "10 of 10 right.\n"
+    assert capsys.readouterr().out == "11 of 11 right.\n"
     with pytest.raises(NotYet):
         exam.idle(lambda times: times)
     exam.result()
-    assert capsys.readouterr().out.splitlines() == ["9 of 10 right.", "Not yet right: question 8."]
+    assert capsys.readouterr().out.splitlines() == ["10 of 11 right.", "Not yet right: question 8."]
 
 
 def test_there_are_neither_hints_nor_solutions(exam):
@@ -61,4 +61,4 @@ def test_the_questions_are_counted_in_the_order_of_the_notebook(exam):
     cells = nbformat.read(LESSONS / "91_exam.ipynb", 4).cells
     assert [name for cell in cells if (name := tagged(cell, "exercise"))] == exam.questions
     titles = [line for cell in cells for line in cell.source.splitlines() if line.startswith("## Question")]
-    assert [title.partition(":")[0] for title in titles] == [f"## Question {number}" for number in range(1, 11)]
+    assert [title.partition(":")[0] for title in titles] == [f"## Question {number}" for number in range(1, 12)]
