@@ -385,7 +385,10 @@ def _has_other_order(evidence: Evidence) -> str | None:
 def _is_permuted(evidence: Evidence, dim: int) -> bool:
     joined = [_join_pieces(evidence, fit.layout) for fit in evidence.fits if not fit.layout.has_kind(SUM)]
     return any(
-        value is not None and evidence.is_near(_order_free_distance(value, evidence.whole, dim)) for value in joined
+        value is not None
+        and evidence.is_near(_order_free_distance(value, evidence.whole, dim))
+        and not evidence.is_near(norm_of(value - evidence.whole))  # of copies, one is right
+        for value in joined
     )
 
 

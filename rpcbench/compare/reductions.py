@@ -145,7 +145,7 @@ def is_normalized_alone(evidence: Evidence) -> str | None:
         return None
     for fit in evidence.fits:
         cuts = [d for d, share in enumerate(fit.layout.shares) if share.kind == CUT and share.dim == last]
-        pieces = {place: _piece_of(evidence, fit.layout, place) for place in evidence.held.values}
+        pieces = {place: evidence.piece_of(fit.layout, place) for place in evidence.held.values}
         if not cuts or fit.layout.has_kind(SUM) or not all(
             piece is not None and _has_factor_in_each_row(evidence, piece, evidence.held.values[place])
             for place, piece in pieces.items()
