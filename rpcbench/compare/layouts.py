@@ -199,18 +199,11 @@ def _product(numbers: Iterator[int]) -> int:
 
 def fit_layout(whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[int], layout: Layout) -> LayoutFit:
     """Compare the ranks' values with the whole tensor, under a layout that `find_layouts` gave."""
-    shapes = {place: tuple(value.shape) for place, value in held.items()}
-    groups: dict[Coordinate, list[Coordinate]] = {}
-    for place in held:
-        summed = tuple(-1 if share.kind == SUM else at for share, at in zip(layout.shares, place, strict=True))
-        groups.setdefault(summed, []).append(place)
     worst: dict[Coordinate, float] = {}  # piece → largest squared error of its copies
     by_rank: dict[Coordinate, float] = {}
     sums = BlockSums()
-    for places in groups.values():
-        indices = indices_of(whole.shape, shapes, mesh, layout, places[0])
-        value = _without_padding(_add_up([held[place] for place in places]), whole.shape, indices)
-        found = measure_sums(value, select_indices(whole, indices))
+    for places, value, wanted in pair_pieces(whole, held, mesh, layout):
+        found = measure_sums(value, wanted)
         piece = tuple(at if share.kind == CUT else 0 for share, at in zip(layout.shares, places[0], strict=True))
         worst[piece] = max(worst.get(piece, 0.0), found.error)
         by_rank.update(dict.fromkeys(places, found.error**0.5))
@@ -252,6 +245,22 @@ def _scale_of(sums: BlockSums) -> tuple[float, float]:
         return 0.0, math.inf
     factor = sums.dot / sums.square
     return factor, max(0.0, sums.own / factor**2 - sums.square) ** 0.5
+
+
+def pair_pieces(
+    whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[int], layout: Layout
+) -> Iterator[tuple[list[Coordinate], Tensor, Tensor]]:
+    """Yield each rank's value with the piece of the whole tensor that it must be, without padding. Ranks that have
+    summands come together, with their sum."""
+    shapes = {place: tuple(value.shape) for place, value in held.items()}
+    groups: dict[Coordinate, list[Coordinate]] = {}
+    for place in held:
+        summed = tuple(-1 if share.kind == SUM else at for share, at in zip(layout.shares, place, strict=True))
+        groups.setdefault(summed, []).append(place)
+    for places in groups.values():
+        indices = indices_of(whole.shape, shapes, mesh, layout, places[0])
+        value = _without_padding(_add_up([held[place] for place in places]), whole.shape, indices)
+        yield places, value, select_indices(whole, indices)
 
 
 def select_indices(whole: Tensor, indices: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The report of a comparison: the verdict on each value, the first difference with its cause, as text and as HTML.
+"""The report of a comparison: the verdict on each value, the first difference with its cause, as text.
 
 Guarantees
 - `ok` is True only if every value of the reference was found right, or cannot be told; values that no rank has do not
@@ -17,6 +17,7 @@ from rpcbench.base.errors import CompareError, count_noun
 from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, STEP, Key
 from rpcbench.compare.causes import explain, explain_masks
 from rpcbench.compare.compare_runs import Runs
+from rpcbench.compare.error_maps import map_errors
 from rpcbench.compare.evidence import Evidence, dims_of_kind, rank_number
 from rpcbench.compare.layouts import SUM, WHOLE
 from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, ValueVerdict
@@ -157,6 +158,7 @@ def _find_first(runs: Runs, verdicts: Sequence[ValueVerdict]) -> Difference | No
     if summands is None and (partial := _find_partial(verdicts, number)) is not None:
         verdict, number = verdicts[partial], partial
     evidence = Evidence(runs, verdict, verdicts[:number], verdicts[number + 1 :], summands)
+    verdict.maps = map_errors(evidence)
     named = summands or verdict
     return Difference(
         named.key.phase, named.key.name, explain(evidence), _wrong_ranks(runs, verdict), verdict.error,

@@ -33,6 +33,14 @@ class Mesh(NamedTuple):
     sizes: tuple[int, ...]
 
 
+class ErrorMap(NamedTuple):
+    """Where the values of one rank differ, see `error_maps`."""
+
+    ranks: tuple[int, ...]  # one; those whose summands were added up
+    shape: tuple[int, int]  # of the piece, as a matrix
+    cells: tuple[tuple[int, ...], ...]  # percent of the largest difference
+
+
 @dataclass(slots=True)
 class ValueVerdict:
     """What was found about one value."""
@@ -52,6 +60,7 @@ class ValueVerdict:
     places: tuple[Coordinate, ...] = ()  # ranks that have it
     whole_places: dict[Coordinate, Coordinate] = field(default_factory=dict)  # coordinate in `mesh` → in the whole one
     missing: tuple[Coordinate, ...] = ()  # ranks that should have it, and do not
+    maps: tuple[ErrorMap, ...] = ()  # of the first wrong value of a report only
 
 
 class HeldValues(NamedTuple):

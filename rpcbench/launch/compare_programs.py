@@ -30,6 +30,7 @@ from rpcbench.compare.capture import INITIAL, INPUT, Capture, Catalog, Kept, Key
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.layouts import Coordinate, norm_of
 from rpcbench.compare.report import CompareReport, make_report
+from rpcbench.compare.report_rows import Comparisons
 from rpcbench.compare.verdicts import Mesh
 from rpcbench.launch import meshes, spmd
 from rpcbench.runtime.agent import Agent
@@ -85,7 +86,9 @@ def _compare_catalogs(
         places = list(itertools.product(*map(range, mesh.sizes)))
         read_value = partial(_read_value, agent, token, dict(zip(places, workers, strict=True)))
         movements = _measure_round_off(reference, own, steps, catalogs)
-        return make_report(Runs(own, movements, mesh, dict(zip(places, catalogs, strict=True)), read_value))
+        report = make_report(Runs(own, movements, mesh, dict(zip(places, catalogs, strict=True)), read_value))
+        agent.part(Comparisons).show_report(report)
+        return report
     finally:
         own.spool.close()
 

@@ -38,7 +38,7 @@ from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import short_tracebacks, user_frames, with_rendering
 from rpcbench.launch import process, saved
 from rpcbench.launch.cluster import cluster
-from rpcbench.notebook import admit_widgets, is_help, require_extra, warn_on_stderr, with_help
+from rpcbench.notebook import admit_widgets, is_help, panel_names, require_extra, warn_on_stderr, with_help
 from rpcbench.notebook.async_cells import CellHandle
 from rpcbench.notebook.cluster_magic import Commands, running
 from rpcbench.notebook.completion import Assist, Vocabulary
@@ -51,11 +51,13 @@ from rpcbench.telemetry.shard_watch import watch_on_workers
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from rpcbench.compare.report import CompareReport
     from rpcbench.notebook.lab_debugger import LabDebugger
 
 # Cells that begin with one of these run in the notebook under `%autoremote`, too.
 _OURS = ("%cluster", "%remote", "%autoremote", "%panel", "%record", "%chaos", "%debug ")
 _CALLER = 3  # frames from `remote` to the code that runs the magic, whose variables its line may use
+_REPORT = "rpcbench.compare.report", "CompareReport"  # a type by name, as it loads torch.distributed.tensor
 _OWN = ("%%", *_OURS, "%load_ext", "%unload_ext", "%reload_ext")
 
 
@@ -277,6 +279,7 @@ class ClusterMagics(Magics):
         %panel pipeline    location of each micro-batch, and idle time of workers
         %panel messages    messages and collectives between members, as a sequence diagram
         %panel shards model    the pieces of the model that this variable of the workers' cells holds, on each rank
+        %panel compare     the last report of cluster.compare: each value of a training step, right or wrong
         """
         with require_extra("a panel", "ipywidgets", "anywidget"):
             from rpcbench.panels import PANELS, panel
@@ -371,7 +374,22 @@ def register(shell: InteractiveShell) -> None:
             magics.sidebar = Sidebar(magics.commands, Modes(magics.auto, record))
             magics.lab_debugger = _lab_debugger(shell)
             admit_widgets()
+            _display_formatter(shell).for_type_by_name(*_REPORT, _display_report)
         process.warm()  # in the background: the first `%cluster start` then does not wait for torch to load
+
+
+def _display_formatter(shell: Any) -> Any:
+    return shell.display_formatter.ipython_display_formatter
+
+
+def _display_report(report: CompareReport) -> None:
+    """Display a report of a comparison as a panel; as text where widgets are not installed."""
+    if not panel_names():
+        sys.stdout.write(f"{report}\n")
+        return
+    from rpcbench.panels.compare import display_report  # here: widgets take a moment to load
+
+    display_report(report)
 
 
 def _lab_debugger(shell: Any) -> LabDebugger | None:
@@ -409,6 +427,7 @@ def unregister(shell: InteractiveShell) -> None:
         magics.assist.restore_kernel()
     if magics.sidebar is not None:
         magics.sidebar.close()
+    _display_formatter(shell).pop(".".join(_REPORT), None)
     if magics.lab_debugger is not None:
         magics.lab_debugger.restore_kernel()
     magics.commands.stop_started_clusters()

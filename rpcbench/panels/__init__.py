@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rpcbench.panels.autograd import AutogradPanel
 from rpcbench.panels.base import Panel, Source
+from rpcbench.panels.compare import ComparePanel
 from rpcbench.panels.messages import MessagesPanel
 from rpcbench.panels.pipeline import PipelinePanel
 from rpcbench.panels.rrefs import RRefPanel
@@ -11,8 +12,8 @@ from rpcbench.panels.shards import ShardsPanel
 from rpcbench.panels.workers import WorkersPanel
 
 __all__ = [
-    "AutogradPanel", "MessagesPanel", "Panel", "PipelinePanel", "RRefPanel", "ShardsPanel", "Source", "WorkersPanel",
-    "panel",
+    "AutogradPanel", "ComparePanel", "MessagesPanel", "Panel", "PipelinePanel", "RRefPanel", "ShardsPanel", "Source",
+    "WorkersPanel", "panel",
 ]  # fmt: skip
 
 PANELS: dict[str, type[Panel]] = {
@@ -22,6 +23,7 @@ PANELS: dict[str, type[Panel]] = {
     "pipeline": PipelinePanel,
     "messages": MessagesPanel,
     "shards": ShardsPanel,
+    "compare": ComparePanel,
 }
 
 
@@ -29,7 +31,7 @@ def panel(name: str, source: Source | None = None) -> Panel:
     """Make a live panel.
 
     Args:
-        name: "workers", "rrefs", "autograd", "pipeline", "messages" or "shards".
+        name: "workers", "rrefs", "autograd", "pipeline", "messages", "shards" or "compare".
         source: what to show; by default the current cluster.
 
     Returns:

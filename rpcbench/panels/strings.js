@@ -338,6 +338,47 @@ const STRINGS = {
     lit: "gathered now",
     describe: (model, params, ranks, shares) => `${model}: ${params} on ${ranks}; they hold ${shares} of the unsharded model.`,
   },
+  compare: {
+    title: "Comparison",
+    help:
+      "The last comparison of a parallel program with one process. Each row is a module, a parameter or a buffer, nested by " +
+      "their names; each column a phase of a training step: initial values, outputs of modules, the loss, gradients of outputs, " +
+      "gradients of parameters, and what the optimizer made of them. A square is a value, and its colour is the verdict; the one " +
+      "with a black ring differs first, so later ones may be wrong because of it. The boxes beside a name are the ranks of the mesh: " +
+      "each is filled where that rank has the tensor, and dashed if it has none of it. A click on a square, or the arrow keys, show its error on each rank: the line " +
+      "across a bar is what round-off explains. Of the value that differs first a map shows where: a cell is a number, or a block " +
+      "of numbers, as red as the largest difference in it. Modules of a large model are folded where all is right.",
+    hint: ["Nothing was compared yet. Compare two programs: ", "cluster.compare(reference=(make_model, step), parallel=(make_parallel, step))"],
+    none: "Nothing was compared.",
+    corner: "value",
+    shared: "shared as",
+    shown: "Step shown",
+    step: (number) => `step ${number}`,
+    model: "(model)",
+    value: "value",
+    call: (number) => `call ${number}`,
+    scalar: "scalar",
+    norm: (number) => `norm ${number}`,
+    error: (error, allowed) => `error ${error}, allowed ${allowed}`,
+    infinite: "infinite",
+    layout: (words) => `shared as ${words}`,
+    nearest: (words) => `nearest to ${words}`,
+    scale: (factor) => `${factor} times as large as in one process`,
+    several: (count) => `${count} values`,
+    rank: (rank) => `rank ${rank}`,
+    ranks: (ranks) => `ranks ${ranks}`,
+    missing: "missing",
+    off: (error) => `error ${error}`,
+    piece: (size) => `differs in a piece of ${size}`,
+    moreRanks: (count) => `… and ${count} more ranks`,
+    noLayout: "No layout fits the shapes of the ranks' values.",
+    others: "Values of this square",
+    byRank: "Errors by rank",
+    first: "the first difference",
+    held: "what a rank has of the tensor",
+    summand: "a summand of it",
+    unlisted: "not listed",
+  },
   step: {
     help:
       "Each row is a message that has arrived at its receiver and waits for your click; the first row would be delivered next. " +

@@ -11,14 +11,19 @@ from pathlib import Path
 
 from rpcbench.pipeline.simulate import MARKS
 from rpcbench.telemetry import worker_columns
+from rpcbench.telemetry.compare_view import PHASES, VERDICT_MARKS
 from rpcbench.telemetry.message_views import FAMILY_COLOURS, MESSAGE_FAMILIES, MESSAGE_STATES
 from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
 from rpcbench.telemetry.views import RREF_STATES, TYPE_COLOURS
 
 _FILES = Path(__file__).parent.parent / "panels"
-_PARTS = {"autograd": ["lanes"], "messages": ["meetings"], "pipeline": ["steps", "timeline", "curves"]}
+_PARTS = {
+    "autograd": ["lanes"], "compare": ["grids", "values"], "messages": ["meetings"],
+    "pipeline": ["steps", "timeline", "curves"], "shards": ["grids"],
+}  # fmt: skip
 """The further scripts of a panel."""
 _COLOURS: dict[str, dict[str, dict[str, str]]] = {
+    "compare": {"verdict": {f"is-{word.replace(' ', '-')}": mark.colour for word, mark in VERDICT_MARKS.items()}},
     "messages": {"kind": FAMILY_COLOURS},
     "step": {"kind": FAMILY_COLOURS},
     "pipeline": {
@@ -45,6 +50,7 @@ def lists_script() -> str:
     families = {family.key: family.name for family in MESSAGE_FAMILIES}
     lists = {
         "workers": [asdict(column) for column in worker_columns.WORKER_COLUMNS],
+        "compare": {"words": {word: mark.name for word, mark in VERDICT_MARKS.items()}, "phases": PHASES},
         "messages": {"families": families, "states": MESSAGE_STATES},
         "pipeline": {"kinds": {kind: mark.name.partition(" ")[2] for kind, mark in MARKS.items()}},
         "rrefs": {"states": RREF_STATES},

@@ -81,6 +81,19 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "size": [int], "gathered": (None, [[int], [int]]), "dtype": str, "placements": [str], "over": [str],
         "device": str, "trainable": bool, "bytes": int, "whole": int, "gradient": int, "state": int,
     },
+    "comparisons": {
+        "names": [str], "sizes": [int], "ok": bool, "values": int, "words": str, "first": str, "ranks": [int],
+    },
+    "verdicts": {
+        "order": int, "step": int, "phase": str, "name": str, "part": str, "call": (None, int), "word": str,
+        "layout": str, "words": str, "error": (None, float), "allowed": (None, float), "norm": (None, float),
+        "factor": (None, float), "shape": [int], "dtype": str, "ranks": [int], "missing": [int],
+        "errors": [[int, (None, float)]], "maps": [[[int], [int, int], [[int]]]],
+    },
+    "layouts": {
+        "words": str, "names": [str], "sizes": [int], "summed": bool,
+        "boxes": [(None, [[float, float, float, float]])],
+    },
     "health": {
         "waiting": int, "cells": (None, int), "busy": (None, int), "question?": int,
         "peers?": {NUMBER: [int, int]}, "awaits?": [int], **figure_shapes(),

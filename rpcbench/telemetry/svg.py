@@ -42,6 +42,7 @@ _KINDS = {
     "messages": _Kind("messages", "Messages"),
     "pieces": _Kind("shards", "Sharding", "models"),
     "logs": _Kind("workers", "Workers"),
+    "comparisons": _Kind("compare", "Comparison"),
     "held": _Kind("step", "Held messages"),
 }
 

@@ -3,7 +3,9 @@
 import { readFileSync } from "node:fs";
 import vm from "node:vm";
 
-const PARTS = { autograd: ["lanes"], messages: ["meetings"], pipeline: ["steps", "timeline", "curves"] };
+const PARTS = {
+  autograd: ["lanes"], compare: ["grids", "values"], messages: ["meetings"], pipeline: ["steps", "timeline", "curves"], shards: ["grids"],
+};
 
 // Returns names of a panel's module, loaded as a browser loads it: behind the lists, which `test_in_node.py` gives, the strings and
 // the common part.

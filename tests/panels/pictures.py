@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from rpcbench.telemetry.message_views import gather
+from rpcbench.base.ids import Row
 from rpcbench.telemetry.views import World
 
 
@@ -165,6 +166,35 @@ def shard(
         "offset": offset, "size": size, "gathered": None if group is None else [[0] * len(shape), shape],
         "dtype": "float32", "placements": placements, "over": ["dp", "tp"][: len(placements)], "device": "cpu",
         "trainable": True, "bytes": 4 * prod(size), "whole": 4 * prod(shape), "gradient": 0, "state": 0, **more,
+    }  # fmt: skip
+
+
+def compare(at: World, *values: Row, sizes: tuple[int, ...] = (2, 2), first: str = "", **more: Any) -> None:
+    """The notebook's last comparison, of these values: the rows that `value` makes, under their numbers."""
+    tables = at[0]["tables"]
+    ok = not any(row["word"] == "wrong" for row in values)
+    words = "Right: the ranks compute what one process computes." if ok else "Wrong, first at forward up: no reduction."
+    tables["comparisons"] = {"0": {
+        "names": ["pp", "dp", "tp"][-len(sizes) :], "sizes": list(sizes), "ok": ok, "values": len(values), "words": words,
+        "first": first, "ranks": [0, 1], **more,
+    }}  # fmt: skip
+    tables["verdicts"] = {str(n): {**row, "order": n} for n, row in enumerate(values)}
+    left, right, all_ = [[0.0, 0.0, 0.5, 1.0]], [[0.5, 0.0, 0.5, 1.0]], [[0.0, 0.0, 1.0, 1.0]]
+    count = prod(sizes)
+    for layout, boxes in {"tp Shard(1)": [left, right], "tp Replicate": [all_], "on rank 0": [all_, None]}.items():
+        drawn = [boxes[n % len(boxes)] if n < 2 or len(boxes) == 1 or None not in boxes else None for n in range(count)]
+        about = {"words": layout, "names": ["dp", "tp"], "sizes": list(sizes), "summed": False}
+        tables.setdefault("layouts", {})[layout] = {**about, "boxes": drawn}
+
+
+def value(phase: str, name: str, word: str = "right", layout: str = "tp Replicate", **more: Any) -> Row:
+    """A value of a comparison."""
+    error = 2.5 if word == "wrong" else 0.0
+    return {
+        "step": 0, "phase": phase, "name": name, "part": "", "call": None, "word": word, "layout": layout,
+        "words": layout, "error": error, "allowed": 1e-6, "norm": 4.0, "factor": 1.0, "shape": [4, 2],
+        "dtype": "float32", "ranks": [0, 1, 2, 3], "missing": [], "errors": [[n, error * (n > 1)] for n in range(4)],
+        "maps": [], **more,
     }  # fmt: skip
 
 

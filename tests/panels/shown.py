@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 
-from pictures import ask, gpipe, launch, meet, own, record, run_backward, send, tell, use, watch, world
+from pictures import ask, compare, gpipe, launch, meet, own, record, run_backward, send, tell, use, value, watch, world
 
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.views import diff_views
 
-PICTURES = [name for name in PANELS if name not in ("workers", "shards")]  # drawn as SVG
+PICTURES = [name for name in PANELS if name not in ("workers", "shards", "compare")]  # drawn as one SVG of workers
 NASTY = ["notebook", "<img src=x onerror='window.hurt=1'>", "</text><script>window.hurt=1</script>", "&amp;\"'" * 20]
 
 
@@ -84,6 +84,11 @@ def busy_world(names=None):
     meet(at, 1, {1: 50.0015, 2: 50.004}, None, NASTY[2], shape=NASTY[1])
     for worker in (1, 2, 3):
         watch(at, worker, worker - 1, 3, steps=2, gathered=384, most=384, groups=[[worker < 3, 4]])
+    maps = [[[n], [2, 2], [[0, 40 * n], [100, 5]]] for n in (1, 2)]
+    compare(
+        at, value("initial", "up.weight"), value("forward", "up", "wrong", part=NASTY[1], maps=maps),
+        value("forward", NASTY[2], "not there", ranks=[], errors=[]), value("forward", "", "cannot tell"), first="1",
+    )  # fmt: skip
     name = at[1]["name"]
     tell(at, 1, cells=2, waiting=3, busy=1, queued=4, cpu=1.5, peers={"0": [1500, 12], "2": [4_200_000, 0]})
     tell(at, 2, 3)

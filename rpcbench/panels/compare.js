@@ -1,0 +1,274 @@
+// The comparison panel: a row for each module and parameter, nested by their names, and a column for each phase of a step.
+// A square is a value: its colour is the verdict. Beside a row stands how the ranks share it. Below the picture stands the
+// value that was clicked; at first the one that differs first.
+// Guarantees
+// - All that squares and drawings of layouts show is said in words too: in their tooltips, which screen readers read.
+// - A module that is folded shows the worst verdict of all that it holds.
+
+const TEXT = STRINGS.compare;
+const WORST = Object.keys(LISTS.compare.words); // the worst first
+const ROW = 24;
+const SIDE = 13; // of a square
+const PITCH = 17; // between squares of one cell
+const FEW = 3; // squares in one cell
+const INDENT = 14;
+const MINI = { wide: 16, tall: 10, gap: 2, apart: 6, most: 16, high: 4 }; // boxes of ranks in the drawing of a layout
+const LEAST = 60; // width of that column, for its head
+const HEAD = 28;
+
+const worstOf = (rows) => WORST.find((word) => rows.some((row) => row.word === word)) ?? rows[0].word;
+
+// Returns the size of a layout's drawing, or null if it has too many ranks for one.
+function miniSize({ sizes, boxes }) {
+  if (!boxes.length || boxes.length > MINI.most) return null;
+  const { cells, down, across, grids } = meshCells({ shape: sizes, ranks: boxes.map((_, rank) => rank), workers: [] });
+  if (down > MINI.high) return null;
+  const grid = across * (MINI.wide + MINI.gap);
+  return { cells, grid, width: grids * grid + (grids - 1) * MINI.apart, height: down * (MINI.tall + MINI.gap) - MINI.gap };
+}
+
+// Draws how the ranks share a tensor: a box for each rank of the mesh, filled where the rank has the tensor; a dashed one has none.
+function miniNode(layout, size, x, y) {
+  const boxes = size.cells.map(({ rank, column, row, grid }) => {
+    const at = `translate(${x + grid * (size.grid + MINI.apart) + column * (MINI.wide + MINI.gap)} ${y + row * (MINI.tall + MINI.gap)})`;
+    return svg("g", { transform: at },
+      ...(layout.boxes[rank] ?? []).map((block) => areaOf(block, MINI.wide, MINI.tall, layout.summed ? "rb-summand" : "rb-held")),
+      svg("rect", { class: layout.boxes[rank] ? "rb-outline" : "rb-outline rb-without", width: MINI.wide, height: MINI.tall, rx: 1 }));
+  });
+  return svg("g", { class: "rb-layout" }, tip(layout.words), svg("rect", { class: "rb-face", x, y, width: size.width, height: size.height }), ...boxes);
+}
+
+// Draws one square around a point. `count` is the number of values that it stands for.
+function squareNode(key, word, words, [x, y], { count = 1, isFirst, isChosen }) {
+  const [half, kind] = [SIDE / 2, [kindOf(word), isFirst && "rb-first", isChosen && "rb-chosen"].filter(Boolean).join(" ")];
+  const cross = `M${-half + 3.5} ${-half + 3.5} L${half - 3.5} ${half - 3.5} M${half - 3.5} ${-half + 3.5} L${-half + 3.5} ${half - 3.5}`;
+  return svg("g", { class: `rb-square ${kind}`, transform: `translate(${x} ${y})`, "data-value": key, role: "button", "aria-label": words },
+    tip(words),
+    ...(isFirst || isChosen ? [svg("rect", { class: "rb-ring", x: -half - 3, y: -half - 3, width: SIDE + 6, height: SIDE + 6, rx: 4 })] : []),
+    svg("rect", { class: "rb-face", x: -half - 2, y: -half - 2, width: SIDE + 4, height: SIDE + 4 }),
+    svg("rect", { class: "rb-fill", x: -half, y: -half, width: SIDE, height: SIDE, rx: 2 }),
+    ...(word === "wrong" ? [svg("path", { class: "rb-cross", d: cross })] : []),
+    ...(count > 1 ? [label(half + 4, 4, `×${count}`, "rb-note")] : []));
+}
+
+// Returns the squares of a cell: [key, word, rows] each. More than a few values share one, and so do those of a folded module.
+function squaresOf(rows) {
+  if (!rows.length) return [];
+  if (rows.length <= FEW && rows.every(({ name }) => name === rows[0].name))
+    return rows.map((row) => ({ key: row.key, word: row.word, rows: [row] }));
+  const word = worstOf(rows);
+  return [{ key: rows.find((row) => row.word === word).key, word, rows }];
+}
+
+function squareWords({ word, rows }) {
+  if (rows.length === 1) return valuePhrases(rows[0]).join("\n");
+  const counts = WORST.map((each) => [rows.filter((row) => row.word === each).length, each]).filter(([count]) => count);
+  return `${rows[0].phase}: ${TEXT.several(rows.length)}, ${counts.map(([count, each]) => `${count} ${each}`).join(", ")}`;
+}
+
+// Returns the columns and widths for the phases that are there.
+function geometryOf(width, phases, layouts) {
+  const step = width >= 900 ? 80 : 66;
+  const mini = Math.max(LEAST, ...Object.values(layouts).map((layout) => miniSize(layout)?.width ?? 0));
+  const words = width >= 1000 ? 210 : 0;
+  const names = Math.max(130, Math.min(420, width - phases.length * step - mini - words - 24));
+  const begin = names + mini + words + 24;
+  const x = new Map(phases.map((phase, n) => [phase, begin + (n + 0.5) * step]));
+  return { step, names, words, mini, x, width: begin + phases.length * step, key: [width, names, mini, words, phases.join()].join() };
+}
+
+// Returns the rows in sight, each with the values that its squares stand for.
+function visibleRows(modules, values, isFolded) {
+  const rows = Object.values(modules).sort((a, b) => a.order - b.order);
+  const inside = new Map(rows.map((row) => [row.name, []]));
+  const holders = new Set(rows.map(({ parent }) => parent));
+  const shown = new Map();
+  for (const row of rows) {
+    const around = row.parent === null ? null : shown.get(row.parent);
+    shown.set(row.name, around && (around.owner !== row.parent || isFolded(modules[row.parent])) ? { ...around } : { owner: row.name });
+  }
+  for (const value of values) inside.get(shown.get(value.name)?.owner)?.push(value);
+  return rows.filter(({ name }) => shown.get(name).owner === name)
+    .map((row) => ({ row, holds: holders.has(row.name), isOpen: !isFolded(row), values: inside.get(row.name) }));
+}
+
+function rowNode({ row, holds, isOpen, values }, layout, geometry, tall, marks) {
+  const [x, base] = [10 + row.depth * INDENT, tall / 2 + 4];
+  const name = row.name ? row.label : TEXT.model;
+  const size = layout && miniSize(layout);
+  const room = Math.floor((geometry.names - x - 14) / LETTER);
+  const fold = !holds || !row.name ? [] : [label(x - 2, base, isOpen ? "▾" : "▸", "rb-note")];
+  const title = [row.name || TEXT.model, layout?.words].filter(Boolean).join("\n");
+  const head = svg("g", fold.length ? { class: "rb-fold", role: "button", tabindex: 0, "aria-expanded": isOpen, "aria-label": title, "data-fold": row.name } : { class: "rb-name" },
+    tip(title), svg("rect", { class: "rb-face", width: geometry.names, height: tall }), ...fold,
+    label(x + 12, base, shorten(name, room), holds ? "rb-strong" : "rb-code"));
+  const nodes = [];
+  if (layout && size) nodes.push(miniNode(layout, size, geometry.names + 4, (tall - size.height) / 2));
+  if (layout && geometry.words) nodes.push(label(geometry.names + geometry.mini + 16, base, shorten(layout.words, 28), "rb-note"));
+  for (const [phase, center] of geometry.x) {
+    const squares = squaresOf(values.filter((value) => value.phase === phase));
+    squares.forEach((square, n) => {
+      const at = center + (n - (squares.length - 1) / 2) * PITCH;
+      const isFirst = square.rows.some(({ key }) => key === marks.first);
+      const isChosen = square.rows.some(({ key }) => key === marks.chosen);
+      nodes.push(squareNode(square.key, square.word, squareWords(square), [at, tall / 2], { count: square.rows.length, isFirst, isChosen }));
+    });
+  }
+  return svg("g", { class: "rb-row", role: "listitem", "data-module": row.name },
+    svg("rect", { class: "rb-stripe", width: geometry.width, height: tall }), head, ...nodes);
+}
+
+const markOf = (word) => svg("g", { class: kindOf(word) }, svg("rect", { class: "rb-fill", x: -6.5, y: -6.5, width: 13, height: 13, rx: 2 }),
+  ...(word === "wrong" ? [svg("path", { class: "rb-cross", d: "M-3 -3 L3 3 M3 -3 L-3 3" })] : []));
+const ringMark = () => svg("g", { class: "rb-first" }, svg("rect", { class: "rb-ring", x: -7, y: -7, width: 14, height: 14, rx: 3 }));
+const miniMark = (kind, width) => svg("g", {}, svg("rect", { class: kind, x: -8, y: -5, width, height: MINI.tall }),
+  svg("rect", { class: "rb-outline", x: -8, y: -5, width: MINI.wide, height: MINI.tall, rx: 1 }));
+
+// Returns the legend of what is shown: [mark, text] each.
+function legendOf(values, layouts, first) {
+  const words = WORST.filter((word) => values.some((row) => row.word === word));
+  const marks = words.map((word) => [markOf(word), VERDICTS[word]]);
+  if (first) marks.push([ringMark(), TEXT.first]);
+  const all = layouts.filter(Boolean);
+  if (all.some(({ summed }) => !summed)) marks.push([miniMark("rb-held", 8), TEXT.held]);
+  if (all.some(({ summed }) => summed)) marks.push([miniMark("rb-summand", MINI.wide), TEXT.summand]);
+  return marks;
+}
+
+// The part below the picture: the chosen value, buttons for the others of its cell, and the ranks.
+function below(frame, choose) {
+  const words = html("p", { class: "rb-words", role: "status" });
+  const others = html("span", { class: "rb-others", role: "group", "aria-label": TEXT.others });
+  const ranks = svg("svg", { class: "rb-ranks", role: "group", "aria-label": TEXT.byRank });
+  const root = html("div", { class: "rb-below" }, words, others, ranks);
+  frame.root.insertBefore(root, frame.legend);
+  return (row, rows, width) => {
+    root.hidden = !row;
+    if (!row) return;
+    const fitsNone = row.word === "wrong" && !row.errors.length && !row.missing.length;
+    setText(words, [...valuePhrases(row), ...(fitsNone ? [TEXT.noLayout] : [])].join(" · "));
+    const many = rows.length > 1 && rows.length <= 24 ? rows : [];
+    join(others, many.map((one) => ({ key: one.key, parts: [one, one.key === row.key], one })), (key, { one }) => {
+      const name = one.name === row.name ? partName(one) : `${one.name} ${partName(one) === TEXT.value ? "" : partName(one)}`;
+      const node = html("button", { type: "button", class: kindOf(one.word), "aria-pressed": key === row.key }, name);
+      node.addEventListener("click", () => choose(key));
+      return node;
+    });
+    const [node, height] = evidence(row, width);
+    ranks.replaceChildren(node);
+    set(ranks, { width, height, viewBox: `0 0 ${width} ${height}` });
+  };
+}
+
+export default panel("compare", TEXT.title, (frame) => {
+  const sentence = html("p", { class: "rb-sentence", role: "status" });
+  const steps = html("select", { "aria-label": TEXT.shown });
+  const rows = svg("g", { role: "list" });
+  const folded = new Map(); // what the user has folded, by name
+  let [chosen, step, shownFor, legend, marks] = [null, null, null, "", []];
+  frame.picture.append(rows);
+  frame.head.after(sentence);
+  frame.head.append(html("span", { class: "rb-tools" }, steps));
+  const choose = (key) => {
+    chosen = key;
+    frame.redraw();
+  };
+  const showBelow = below(frame, choose);
+  steps.addEventListener("change", () => {
+    step = Number(steps.value);
+    choose(null);
+  });
+
+  function toggle(node) {
+    folded.set(node.dataset.fold, node.getAttribute("aria-expanded") === "true");
+    frame.redraw();
+  }
+  rows.addEventListener("click", ({ target }) => {
+    const [square, fold] = [target.closest("[data-value]"), target.closest("[data-fold]")];
+    if (square) choose(square.dataset.value);
+    else if (fold) toggle(fold);
+  });
+  // Enter folds; arrow keys choose the next square, or the one below or above.
+  frame.body.addEventListener("keydown", (event) => {
+    const fold = event.target.closest?.("[data-fold]");
+    if (fold && (event.key === "Enter" || event.key === " ")) return event.preventDefault(), toggle(fold);
+    const [across, down] = [{ ArrowRight: 1, ArrowLeft: -1 }[event.key], { ArrowDown: 1, ArrowUp: -1 }[event.key]];
+    if (!across && !down) return;
+    event.preventDefault();
+    const at = marks.findIndex(({ keys }) => keys.includes(chosen));
+    const { phase } = marks[at] ?? {};
+    const from = marks.map((mark, n) => ({ ...mark, n })).filter((mark) => across || mark.phase === phase);
+    const next = from[Math.max(0, Math.min(from.length - 1, from.findIndex(({ n }) => n === at) + (across ?? down)))];
+    if (next) choose(next.keys[0]);
+  });
+
+  function showSteps(count) {
+    join(steps, Array.from({ length: count }, (_, n) => ({ key: n, parts: [] })), (n) => html("option", { value: n }, TEXT.step(n)));
+    steps.hidden = count < 2;
+    steps.value = String(step);
+  }
+
+  function headline(view, comparison, values) {
+    const counts = WORST.map((word) => [values.filter((row) => row.word === word).length, word, word === "wrong" ? "rb-warn" : ""]);
+    const left = comparison.values - values.length;
+    frame.showStats(...counts.filter(([count]) => count), ...(left > 0 ? [[left, TEXT.unlisted]] : []), ...leftOutStats(view.workers));
+    setText(sentence, comparison.words);
+    frame.describe(`${comparison.words} ${counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ")}.`);
+  }
+
+  return (view, width) => {
+    const comparison = Object.values(view.comparisons)[0];
+    const all = Object.entries(view.values).map(([key, row]) => ({ ...row, key })).sort((a, b) => a.order - b.order);
+    frame.showHint(comparison ? null : Object.keys(view.workers).length ? TEXT.hint : STRINGS.workers.hint);
+    sentence.hidden = !comparison;
+    if (!comparison) {
+      join(rows, [], () => null);
+      join(frame.top, [], () => null);
+      frame.showStats(...leftOutStats(view.workers));
+      frame.describe(TEXT.none);
+      frame.showLegend([]);
+      frame.resize(width, 60, 0, true);
+      return showBelow(null, [], width);
+    }
+    const report = `${comparison.words} ${comparison.values} ${comparison.first}`;
+    const isNew = report !== shownFor;
+    if (isNew) [step, chosen, shownFor] = [comparison.step, comparison.first || null, report];
+    headline(view, comparison, all);
+    showSteps(comparison.steps);
+    const values = all.filter((row) => row.step === step);
+    const phases = LISTS.compare.phases.filter((phase) => values.some((row) => row.phase === phase));
+    const geometry = geometryOf(width, phases, view.layouts);
+    const isFolded = ({ name, folded: atFirst }) => (name ? folded.get(name) ?? atFirst : false);
+    const visible = visibleRows(view.modules, values, isFolded).filter(({ values: own, holds }) => own.length || holds);
+    const tops = [["value", TEXT.corner, 12, "rb-note"], ["layout", TEXT.shared, geometry.names + 4, "rb-note"]];
+    const heads = [...tops, ...phases.map((phase) => [phase, phase, geometry.x.get(phase), "rb-center"])];
+    join(frame.top, heads.map(([key, ...parts]) => ({ key, parts })), (key) => {
+      const [, text, x, kind] = heads.find(([one]) => one === key);
+      return label(x, 18, text, kind, { "data-phase": key });
+    });
+    const layouts = visible.map(({ row }) => view.layouts[row.layouts[step]]);
+    const tall = Math.max(ROW, ...layouts.map((layout) => ((layout && miniSize(layout)?.height) || 0) + 8));
+    marks = [];
+    const items = visible.map((item, n) => {
+      const layout = layouts[n];
+      for (const phase of phases)
+        for (const square of squaresOf(item.values.filter((row) => row.phase === phase)))
+          marks.push({ phase, keys: [square.key, ...square.rows.map(({ key }) => key)] });
+      const has = (wanted) => item.values.some(({ key }) => key === wanted) && wanted;
+      const parts = [geometry.key, tall, n, item.row, item.isOpen, layout, has(chosen), report, ...item.values.map(({ key }) => view.values[key])];
+      return { key: item.row.name, parts, item, layout, n };
+    });
+    join(rows, items, (_, { item, layout, n }) =>
+      set(rowNode(item, layout, geometry, tall, { first: comparison.first, chosen }), { transform: `translate(0 ${n * tall})` }));
+    frame.resize(Math.max(width, geometry.width), items.length * tall + 4, HEAD, true);
+    const first = items.find(({ item }) => item.values.some(({ key }) => key === comparison.first));
+    if (isNew) frame.body.scrollTop = Math.max(0, (first?.n ?? 0) * tall - frame.body.clientHeight / 2); // so that it is in sight
+    const cell = chosen === null ? [] : marks.find(({ keys }) => keys.includes(chosen))?.keys ?? [chosen];
+    const isOfCell = new Set(cell);
+    showBelow(values.find(({ key }) => key === chosen), values.filter(({ key }) => isOfCell.has(key)), width);
+    const shown = legendOf(values, layouts, comparison.first);
+    const words = shown.map(([, text]) => text).join();
+    if (words !== legend) frame.showLegend(shown);
+    legend = words;
+  };
+});

@@ -1,0 +1,100 @@
+// One value of a comparison: its verdict, its error on each rank, and where it differs; below the picture of all values.
+// Guarantees
+// - All that bars and maps show of a rank is said in words too, in the tooltip of its part.
+
+const VERDICTS = LISTS.compare.words; // see `telemetry/compare_view.py`
+const MOST_PARTS = 32; // ranks that are drawn
+const HEAT = 10; // percent of the largest difference in one level of a map
+const PART = { wide: 138, bar: 132, head: 46, gap: 14, map: 132, low: 12, left: 12 };
+
+// Returns a number as 2.6 or 3.1e-7; null stands for one that is not finite.
+function shortNumber(number) {
+  if (number === null) return TEXT.infinite;
+  const isPlain = number === 0 || (Math.abs(number) >= 0.001 && Math.abs(number) < 100_000);
+  return isPlain ? String(Number(number.toPrecision(2))) : number.toExponential(1);
+}
+
+const kindOf = (word) => `rb-is-${word.replace(" ", "-")}`;
+const rankNames = (ranks) => (ranks.length === 1 ? TEXT.rank(ranks[0]) : TEXT.ranks(ranks.join(", ")));
+
+// Returns a value's name among those of its module and phase: the part of an output, the number of a call.
+const partName = ({ part, call }) => [part, call === null ? "" : TEXT.call(call)].filter(Boolean).join(" ") || TEXT.value;
+
+// Returns a value in phrases: what it is with its verdict, its size and error, and how the ranks have it.
+function valuePhrases(row) {
+  const part = partName(row) === TEXT.value ? "" : ` ${partName(row)}`;
+  const what = `${row.phase} ${row.name || TEXT.model}${part}: ${VERDICTS[row.word] ?? row.word}`;
+  const about = `${row.dtype} ${sizeText(row.shape)}, ${TEXT.norm(shortNumber(row.norm))}`;
+  const errors = row.ranks.length ? TEXT.error(shortNumber(row.error), shortNumber(row.allowed)) : "";
+  const layout = !row.words ? "" : row.word === "wrong" ? TEXT.nearest(row.words) : TEXT.layout(row.words);
+  const scale = row.factor !== null && row.factor !== 1 ? TEXT.scale(shortNumber(row.factor)) : "";
+  return [what, [about, errors].filter(Boolean).join(", "), layout, scale].filter(Boolean);
+}
+
+// Returns what is drawn for each rank: its `ranks` (several, if their summands were added up), `error`, `note`, and `map`.
+function partsOf(row) {
+  const found = row.maps.map(([ranks, shape, cells]) => ({ ranks, map: { shape, cells } }));
+  const mapped = new Set(found.flatMap(({ ranks }) => ranks));
+  const errors = new Map(row.errors);
+  for (const [rank] of row.errors) if (!mapped.has(rank)) found.push({ ranks: [rank] });
+  for (const part of found) part.error = errors.get(part.ranks[0]) ?? null;
+  for (const rank of row.missing) found.push({ ranks: [rank], error: null, note: TEXT.missing });
+  return found.sort((a, b) => a.ranks[0] - b.ranks[0]);
+}
+
+// Returns the numbers of cells down and across, and the width and height of one.
+function mapSides(cells) {
+  const [down, across] = [cells.length, cells[0]?.length ?? 0];
+  const side = Math.max(2, Math.min(PART.low, Math.floor(PART.map / Math.max(1, down, across))));
+  return [down, across, side, down === 1 ? PART.low : side];
+}
+
+// Draws the map of a rank: a cell for a number, or for a block of numbers, as red as the largest difference in it.
+function mapNode({ cells }) {
+  const [down, across, wide, tall] = mapSides(cells);
+  const levels = new Map(); // one path for all cells of a level: stills are small then
+  cells.forEach((row, y) => row.forEach((percent, x) => {
+    const level = Math.ceil(percent / HEAT);
+    if (level) levels.set(level, `${levels.get(level) ?? ""}M${x * wide} ${y * tall}h${wide}v${tall}h-${wide}z`);
+  }));
+  return svg("g", { class: "rb-map" },
+    svg("rect", { class: "rb-ground", width: across * wide, height: down * tall }),
+    ...[...levels].map(([level, d]) => svg("path", { class: "rb-heat", d, "fill-opacity": (level * HEAT) / 100 })),
+    svg("rect", { class: "rb-outline", width: across * wide, height: down * tall }));
+}
+
+// Draws what one rank has: its error as a bar, with a tick at what is allowed, and the map.
+function partNode(part, allowed, scale, at) {
+  const { ranks, error, note, map } = part;
+  const over = error === null || error > allowed;
+  const said = note ?? (error === null ? TEXT.infinite : TEXT.off(shortNumber(error)));
+  const place = map ? TEXT.piece(map.shape.join(" × ")) : "";
+  const words = [rankNames(ranks), said, place].filter(Boolean).join(", ");
+  const tick = (PART.bar * allowed) / scale;
+  return svg("g", { class: `rb-part ${kindOf(over ? "wrong" : "right")}`, transform: `translate(${at.x} ${at.y})`, "data-ranks": ranks.join() },
+    tip(words),
+    label(0, 14, shorten(rankNames(ranks), 11), "rb-worker"),
+    label(PART.bar, 14, note ?? shortNumber(error), "rb-end rb-note"),
+    svg("rect", { class: "rb-plate", y: 22, width: PART.bar, height: 8, rx: 2 }),
+    svg("rect", { class: "rb-length", y: 22, width: error === null ? PART.bar : (PART.bar * error) / scale, height: 8, rx: 2 }),
+    tick > 0 && tick < PART.bar ? svg("line", { class: "rb-tick", x1: tick, x2: tick, y1: 19, y2: 33 }) : "",
+    ...(map ? [svg("g", { transform: `translate(0 ${PART.head - 4})` }, mapNode(map))] : []));
+}
+
+// Draws a value's ranks side by side. Returns [node, width, height].
+function evidence(row, width) {
+  const all = partsOf(row);
+  const parts = all.slice(0, MOST_PARTS);
+  const allowed = row.allowed ?? 0;
+  const scale = Math.max(...parts.map(({ error }) => error ?? 0), allowed) || 1;
+  const across = Math.max(1, Math.floor((width - 2 * PART.left) / (PART.wide + PART.gap)));
+  const nodes = [];
+  let y = 6;
+  for (let n = 0; n < parts.length; n += across) {
+    const line = parts.slice(n, n + across);
+    nodes.push(...line.map((part, i) => partNode(part, allowed, scale, { x: PART.left + i * (PART.wide + PART.gap), y })));
+    y += PART.head + Math.max(0, ...line.map(({ map }) => (map ? mapSides(map.cells)[0] * mapSides(map.cells)[3] + 8 : 0)));
+  }
+  if (all.length > parts.length) nodes.push(label(PART.left, (y += 16), TEXT.moreRanks(all.length - parts.length), "rb-note"));
+  return [svg("g", {}, ...nodes), parts.length ? y + 4 : 0];
+}
