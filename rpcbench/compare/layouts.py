@@ -226,10 +226,20 @@ def measure_sums(value: Tensor, wanted: Tensor) -> BlockSums:
     flat = value.reshape(-1), wanted.reshape(-1)
     for begin in range(0, value.numel(), _BLOCK):
         v, w = (each[begin : begin + _BLOCK].double() for each in flat)
-        difference = v - w
-        block = (difference @ difference, v @ w, v @ v, w @ w)
+        block = (_square_error(v, w), v @ w, v @ v, w @ w)
         found = BlockSums(*(one + float(other) for one, other in zip(found, block, strict=True)))
     return found
+
+
+def _square_error(value: Tensor, wanted: Tensor) -> Tensor:
+    """Return the sum of (v - w)²: infinite if a number is NaN, or infinite, where the other one is not."""
+    difference = value - wanted
+    error = difference @ difference
+    if error.isnan():
+        is_same = (value == wanted) | (value.isnan() & wanted.isnan())
+        difference = difference.masked_fill(is_same, 0.0)
+        error = (difference @ difference).nan_to_num(nan=math.inf, posinf=math.inf)
+    return error
 
 
 def norm_of(value: Tensor) -> float:

@@ -165,7 +165,7 @@ export default panel("compare", TEXT.title, (frame) => {
   const steps = html("select", { "aria-label": TEXT.shown });
   const rows = svg("g", { role: "list" });
   const folded = new Map(); // what the user has folded, by name
-  let [chosen, step, shownFor, legend, marks] = [null, null, null, "", []];
+  let [chosen, step, shownFor, legend, marks, follows] = [null, null, null, "", [], false];
   frame.picture.append(rows);
   frame.head.after(sentence);
   frame.head.append(html("span", { class: "rb-tools" }, steps));
@@ -199,8 +199,15 @@ export default panel("compare", TEXT.title, (frame) => {
     const { phase } = marks[at] ?? {};
     const from = marks.map((mark, n) => ({ ...mark, n })).filter((mark) => across || mark.phase === phase);
     const next = from[Math.max(0, Math.min(from.length - 1, from.findIndex(({ n }) => n === at) + (across ?? down)))];
+    follows = true;
     if (next) choose(next.keys[0]);
   });
+
+  // Scrolls a row into sight, with room around it.
+  function scrollTo(y, tall, room) {
+    const low = y + tall + HEAD + room - frame.body.clientHeight;
+    frame.body.scrollTop = Math.max(low, Math.min(y - room, frame.body.scrollTop));
+  }
 
   function showSteps(count) {
     join(steps, Array.from({ length: count }, (_, n) => ({ key: n, parts: [] })), (n) => html("option", { value: n }, TEXT.step(n)));
@@ -261,8 +268,9 @@ export default panel("compare", TEXT.title, (frame) => {
     join(rows, items, (_, { item, layout, n }) =>
       set(rowNode(item, layout, geometry, tall, { first: comparison.first, chosen }), { transform: `translate(0 ${n * tall})` }));
     frame.resize(Math.max(width, geometry.width), items.length * tall + 4, HEAD, true);
-    const first = items.find(({ item }) => item.values.some(({ key }) => key === comparison.first));
-    if (isNew) frame.body.scrollTop = Math.max(0, (first?.n ?? 0) * tall - frame.body.clientHeight / 2); // so that it is in sight
+    const at = items.findIndex(({ item }) => item.values.some(({ key }) => key === chosen));
+    if (at >= 0 && (isNew || follows)) scrollTo(at * tall, tall, isNew ? frame.body.clientHeight / 2 : 0);
+    follows = false;
     const cell = chosen === null ? [] : marks.find(({ keys }) => keys.includes(chosen))?.keys ?? [chosen];
     const isOfCell = new Set(cell);
     showBelow(values.find(({ key }) => key === chosen), values.filter(({ key }) => isOfCell.has(key)), width);

@@ -369,7 +369,7 @@ const STRINGS = {
     ranks: (ranks) => `ranks ${ranks}`,
     missing: "missing",
     off: (error) => `error ${error}`,
-    piece: (size) => `differs in a piece of ${size}`,
+    piece: (size) => `of a piece of ${size}`,
     moreRanks: (count) => `… and ${count} more ranks`,
     noLayout: "No layout fits the shapes of the ranks' values.",
     others: "Values of this square",

@@ -68,7 +68,7 @@ function partNode(part, allowed, scale, at) {
   const { ranks, error, note, map } = part;
   const over = error === null || error > allowed;
   const said = note ?? (error === null ? TEXT.infinite : TEXT.off(shortNumber(error)));
-  const place = map ? TEXT.piece(map.shape.join(" × ")) : "";
+  const place = map ? TEXT.piece(sizeText(map.shape)) : "";
   const words = [rankNames(ranks), said, place].filter(Boolean).join(", ");
   const tick = (PART.bar * allowed) / scale;
   return svg("g", { class: `rb-part ${kindOf(over ? "wrong" : "right")}`, transform: `translate(${at.x} ${at.y})`, "data-ranks": ranks.join() },

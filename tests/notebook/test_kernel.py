@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import queue
 import re
@@ -324,6 +325,27 @@ def test_the_sharding_panel_watches_a_variable_of_the_workers(kernel):
     failed = kernel.run("%panel shards torch")
     assert failed.evalue == "no worker has a model torch: on worker1 torch is no model but a module"
     assert kernel.run("%%remote all\ndel layer").status == "ok"
+
+
+COMPARED = """\
+import torch
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 2)
+def step(model):
+    loss = model(torch.ones(3, 4)).sum()
+    loss.backward()
+    return loss
+"""
+
+
+def test_a_report_of_a_comparison_is_drawn(kernel):
+    kernel.run(COMPARED)
+    shown = kernel.run("cluster.compare(reference=(make_model, step), parallel=(make_model, step))")
+    (live, still), widget = shown.results, "application/vnd.jupyter.widget-view+json"
+    assert widget in live and live["text/plain"].startswith("Right: the ranks (rank=2) compute what one process")
+    assert "<svg" in base64.b64decode(re.search("base64,([^\"]+)", still["text/html"])[1]).decode()
+    assert widget in kernel.run("%panel compare").results[0] and not shown.text
 
 
 def test_starting_again_is_harmless(kernel):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from rpcbench.telemetry.message_views import gather
 from rpcbench.base.ids import Row
+from rpcbench.telemetry.message_views import gather
 from rpcbench.telemetry.views import World
 
 
@@ -169,22 +169,22 @@ def shard(
     }  # fmt: skip
 
 
-def compare(at: World, *values: Row, sizes: tuple[int, ...] = (2, 2), first: str = "", **more: Any) -> None:
+LAYOUTS = {
+    "tp Shard(1)": [[[0.0, 0.0, 0.5, 1.0]], [[0.5, 0.0, 0.5, 1.0]]] * 2,
+    "tp Replicate": [[[0.0, 0.0, 1.0, 1.0]]] * 4,
+    "on rank 0": [[[0.0, 0.0, 1.0, 1.0]], None, None, None],
+}
+
+
+def compare(at: World, *values: Row, first: str = "", **more: Any) -> None:
     """The notebook's last comparison, of these values: the rows that `value` makes, under their numbers."""
-    tables = at[0]["tables"]
     ok = not any(row["word"] == "wrong" for row in values)
     words = "Right: the ranks compute what one process computes." if ok else "Wrong, first at forward up: no reduction."
-    tables["comparisons"] = {"0": {
-        "names": ["pp", "dp", "tp"][-len(sizes) :], "sizes": list(sizes), "ok": ok, "values": len(values), "words": words,
-        "first": first, "ranks": [0, 1], **more,
-    }}  # fmt: skip
-    tables["verdicts"] = {str(n): {**row, "order": n} for n, row in enumerate(values)}
-    left, right, all_ = [[0.0, 0.0, 0.5, 1.0]], [[0.5, 0.0, 0.5, 1.0]], [[0.0, 0.0, 1.0, 1.0]]
-    count = prod(sizes)
-    for layout, boxes in {"tp Shard(1)": [left, right], "tp Replicate": [all_], "on rank 0": [all_, None]}.items():
-        drawn = [boxes[n % len(boxes)] if n < 2 or len(boxes) == 1 or None not in boxes else None for n in range(count)]
-        about = {"words": layout, "names": ["dp", "tp"], "sizes": list(sizes), "summed": False}
-        tables.setdefault("layouts", {})[layout] = {**about, "boxes": drawn}
+    mesh: Row = {"names": ["dp", "tp"], "sizes": [2, 2]}
+    report = {**mesh, "ok": ok, "values": len(values), "words": words, "first": first, "ranks": [0, 1], **more}
+    layouts = {key: {**mesh, "words": key, "boxes": boxes, "summed": False} for key, boxes in LAYOUTS.items()}
+    verdicts = {str(n): {**row, "order": n} for n, row in enumerate(values)}
+    at[0]["tables"] |= {"comparisons": {"0": report}, "verdicts": verdicts, "layouts": layouts}
 
 
 def value(phase: str, name: str, word: str = "right", layout: str = "tp Replicate", **more: Any) -> Row:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import gpipe, launch, meet, own, record, run_backward, send, tell, use, world
+from pictures import compare, gpipe, launch, meet, own, record, run_backward, send, tell, use, value, world
 from spoiled import DAMAGE, damaged
 
 from rpcbench.panels import PANELS
@@ -31,6 +31,7 @@ def whole() -> dict[str, Any]:
     meet(at, 1, {1: 1.0, 2: 1.5}, 2.0)
     tell(at, 1)
     launch(at, 1)
+    compare(at, value("initial", "up.weight"), value("forward", "up", "wrong", maps=[[[0], [1, 1], [[9]]]]), first="1")
     after = flatten_world(at, None)
     frames = [[0.0, diff_views({}, before), "begin"], [0.5, diff_views(before, after), ""]]
     return {"format": FORMAT, "version": VERSION, "holds": {"members": 3}, "leaves_out": ["x"], "frames": frames}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 
 
 HINTS = {"rrefs": "rpc.remote(", "autograd": "context()", "pipeline": ".step(", "messages": "rpc_sync("}
-HINTS["shards"] = "%panel shards model"
+HINTS |= {"shards": "%panel shards model", "compare": "cluster.compare("}
 
 
 @pytest.mark.parametrize(("name", "hint"), HINTS.items())

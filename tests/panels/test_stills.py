@@ -79,7 +79,8 @@ def test_an_empty_world_has_a_picture_too(name):
 
 
 def made_of(name):
-    return {"rrefs": "RRefs", "autograd": "Autograd contexts", "shards": "Sharding"}.get(name, name.capitalize())
+    titles = {"rrefs": "RRefs", "autograd": "Autograd contexts", "shards": "Sharding", "compare": "Comparison"}
+    return titles.get(name, name.capitalize())
 
 
 def test_workers_and_what_they_do():
