@@ -55,12 +55,12 @@ class ValueVerdict:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     factor: float = 1.0  # by which a right gradient of the backward pass is larger: the scale of the loss
-    mesh: Mesh | None = None  # of the ranks that have it
-    fit: LayoutFit | None = None
-    places: tuple[Coordinate, ...] = ()  # ranks that have it
-    whole_places: dict[Coordinate, Coordinate] = field(default_factory=dict)  # coordinate in `mesh` → in the whole one
-    missing: tuple[Coordinate, ...] = ()  # ranks that should have it, and do not
-    maps: tuple[ErrorMap, ...] = ()  # of the first wrong value of a report only
+    mesh: Mesh | None = field(default=None, repr=False)  # of the ranks that have it
+    fit: LayoutFit | None = field(default=None, repr=False)
+    places: tuple[Coordinate, ...] = field(default=(), repr=False)  # ranks that have it
+    whole_places: dict[Coordinate, Coordinate] = field(default_factory=dict, repr=False)  # in `mesh` → in the whole one
+    missing: tuple[Coordinate, ...] = field(default=(), repr=False)  # ranks that should have it, and do not
+    maps: tuple[ErrorMap, ...] = field(default=(), repr=False)  # of the first wrong value of a report only
 
 
 class HeldValues(NamedTuple):

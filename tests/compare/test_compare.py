@@ -62,6 +62,7 @@ def test_a_right_program_has_a_report_with_the_learnt_layouts(four):
     text = str(report)
     assert text.startswith("Right: the ranks (dp=4) compute what one process computes, within round-off")
     assert "gradient 2.bias" in text and text.count("\n") > 10
+    assert all(len(repr(each)) < 300 and each.word in repr(each) for each in report.verdicts)
 
 
 def step_momentum(model, rate=0.1):
