@@ -106,6 +106,28 @@ def slowed(train):
 train = slowed(train)""",
         apart=0.4, height=600,
     ),
+    "compare": Scene(
+        "36_right_or_wrong", "compare",
+        {
+            "right-10": "right",
+            "right-17": "no addition in the forward",
+            "right-22": "no copy in the backward",
+        },
+        "The reports of three programs on two ranks: a right one, and two that each lack a reduction.",
+        """import time
+
+compare = cluster.compare
+
+
+def slow_compare(**programs):
+    report = compare(**programs)
+    time.sleep(0.5)
+    return report
+
+
+cluster.compare = slow_compare""",
+        apart=0.1, height=780,
+    ),
     "pipeline": Scene(
         "24_pipeline_gpipe_vs_1f1b", "pipeline",
         {"lesson24-24": "measured"},

@@ -73,7 +73,7 @@ function partNode(part, allowed, scale, at) {
   const tick = (PART.bar * allowed) / scale;
   return svg("g", { class: `rb-part ${kindOf(over ? "wrong" : "right")}`, transform: `translate(${at.x} ${at.y})`, "data-ranks": ranks.join() },
     tip(words),
-    label(0, 14, shorten(rankNames(ranks), 11), "rb-worker"),
+    label(0, 14, ranks.length === 1 ? rankNames(ranks) : TEXT.sum(ranks.length), "rb-worker"),
     label(PART.bar, 14, note ?? shortNumber(error), "rb-end rb-note"),
     svg("rect", { class: "rb-plate", y: 22, width: PART.bar, height: 8, rx: 2 }),
     svg("rect", { class: "rb-length", y: 22, width: error === null ? PART.bar : (PART.bar * error) / scale, height: 8, rx: 2 }),

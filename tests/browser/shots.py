@@ -113,6 +113,34 @@ model.unshard()
 model[1].unshard()""",
 ]
 
+# The wrong program of docs/compare.md.
+COMPARED = [
+    """import torch
+from torch import nn
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+def step(model):
+    loss = model(torch.ones(4, 8).cumsum(1)).square().mean()
+    loss.backward()
+    return loss
+
+class Row(nn.Linear):
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight) + self.bias  # and no all_reduce
+
+def make_by_hand(mesh):
+    model, rank = make_model(), mesh.get_local_rank()
+    first, second = model[0], model[2]
+    first.weight.data, first.bias.data = first.weight.data.chunk(4)[rank], first.bias.data.chunk(4)[rank]
+    second.weight.data = second.weight.data.chunk(4, 1)[rank]
+    second.__class__ = Row
+    return model""",
+    "cluster.compare(reference=(make_model, step), parallel=(make_by_hand, step), mesh={'tp': 4})",
+]
+
 # A backward pass that takes its time, and a moment in the middle of it. From then on the panel stands still.
 BACKWARD = [
     "%panel autograd",
@@ -234,6 +262,14 @@ def of_shards(shots: Shots) -> None:
     shots.take(notebook.page, "shards")
 
 
+def of_compare(shots: Shots) -> None:
+    """The report of a comparison, with what it shows of the first difference."""
+    notebook = shots.open(4, COMPARED, 1500)
+    shots.run(notebook, *COMPARED)
+    notebook.page.locator(".rb-compare .rb-heat").first.wait_for()
+    shots.take(notebook.page, "compare")
+
+
 def of_autograd(shots: Shots) -> None:
     """A backward pass in its middle."""
     notebook = shots.open(3, BACKWARD, 1400)
@@ -286,6 +322,7 @@ PANELS = {
     "messages": of_messages,
     "collectives": of_collectives,
     "shards": of_shards,
+    "compare": of_compare,
     "autograd": of_autograd,
     "training": of_training,
 }

@@ -143,7 +143,7 @@ def test_formulas_and_diagrams_are_drawn_without_another_host(site, reader):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["ring", "shards", "pipeline", "rrefs", "autograd"])
+@pytest.mark.parametrize("name", ["ring", "shards", "pipeline", "rrefs", "autograd", "compare"])
 def test_a_record_plays_in_its_lesson(site, reader, name):
     frames = f'<iframe src="records/{name}.html"'
     lessons = [path for path in (site / "notebooks").glob("*.html") if frames in path.read_text()]
