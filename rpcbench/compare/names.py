@@ -10,12 +10,13 @@ Guarantees
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 
-from rpcbench.compare.capture import INITIAL, Catalog, Key, ModuleFacts
+from rpcbench.compare.capture import INITIAL, Catalog, Key
 from rpcbench.compare.layouts import Coordinate
 
 Renumber = Callable[[int], int]
@@ -104,12 +105,13 @@ def _rename_catalog(catalog: Catalog, path: str, renumber: Renumber) -> Catalog:
     def new(name: str) -> str:
         return _rename(name, path, renumber)
 
-    return Catalog(
-        {key._replace(name=new(key.name)): calls for key, calls in catalog.values.items()},
-        {
-            new(name): ModuleFacts(facts.kind, tuple(map(new, facts.parameters)))
+    return dataclasses.replace(
+        catalog,
+        values={key._replace(name=new(key.name)): calls for key, calls in catalog.values.items()},
+        modules={
+            new(name): facts._replace(parameters=tuple(map(new, facts.parameters)))
             for name, facts in catalog.modules.items()
         },
-        {new(name): tuple(map(new, others)) for name, others in catalog.tied.items()},
-        {new(name): masks for name, masks in catalog.masks.items()},
+        tied={new(name): tuple(map(new, others)) for name, others in catalog.tied.items()},
+        masks={new(name): masks for name, masks in catalog.masks.items()},
     )
