@@ -313,6 +313,30 @@ def _is_put_together_wrong(evidence: Evidence) -> str | None:
     )
 
 
+def _is_wrong_inside(evidence: Evidence) -> str | None:
+    """What goes into the module is right, or is not: the fault is in it, or between it and the modules before."""
+    key = evidence.verdict.key
+    inputs = [
+        each
+        for each in evidence.earlier
+        if each.key.phase == INPUT and each.key.name == key.name and each.key.turn == key.turn
+    ]
+    if key.phase != FORWARD or not inputs:
+        return None
+    if any(each.word == WRONG for each in inputs):
+        parent = key.name.rpartition(".")[0] or "the model"
+        return (
+            "its input is wrong already, and the outputs of all modules before it are right: the fault lies between "
+            f"them, in the forward of {parent}"
+        )
+    if all(each.word == RIGHT for each in inputs):
+        return (
+            "its input is right and its output is not: the fault is in its own forward, or in the collective at its "
+            "end (a reduce_scatter or all_gather that is left out, or over other ranks)"
+        )
+    return None
+
+
 # -- one rank
 def _places_apart(evidence: Evidence) -> list[Coordinate]:
     """Return the ranks that alone are wrong: the others fit a layout, and are the most."""
@@ -486,4 +510,5 @@ CAUSES: tuple[Cause, ...] = (
     reductions.is_cut_off,
     _is_fused_block,
     _is_put_together_wrong,
+    _is_wrong_inside,
 )

@@ -228,3 +228,10 @@ def test_functions_of_one_argument_and_partial_functions(four):
         reference=(partial(make_model, 4), step), parallel=(lambda: make_model(4), lambda model: step(model))
     )
     assert report.ok, "every rank computes all of it"
+
+
+def test_workers_that_are_kernels_and_functions_of_a_notebook():
+    with rpcbench.Cluster(2, kind="kernel") as cluster:
+        assert cluster.compare(**RIGHT, mesh={"dp": 2}).ok
+        first = cluster.compare(**WRONG, mesh={"dp": 2}).first
+        assert (first.phase, first.name) == ("gradient", "0.weight")
