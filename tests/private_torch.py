@@ -59,7 +59,7 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch.utils._pytree.tree_flatten torch.utils._pytree.tree_leaves torch.utils._pytree.tree_map_only
         torch.utils._pytree.tree_unflatten""",
     "pipelines: sums of gradients": """
-        torch.Tensor._post_accumulate_grad_hooks torch._C._storage_Use_Count torch._foreach_add torch._foreach_add_
+        torch.Tensor._post_accumulate_grad_hooks torch._C._storage_Use_Count
         torch._C._distributed_c10d.ProcessGroupGloo._Options._timeout
         torch._C._distributed_c10d.ProcessGroupGloo.create_device""",
     "process groups on rpcbench's messages": """
