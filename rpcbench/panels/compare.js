@@ -15,6 +15,7 @@ const INDENT = 14;
 const MINI = { wide: 16, tall: 10, gap: 2, apart: 6, most: 16, high: 4 }; // boxes of ranks in the drawing of a layout
 const LEAST = 60; // width of that column, for its head
 const HEAD = 28;
+const MARGIN = 14; // beside the last column
 
 const worstOf = (rows) => WORST.find((word) => rows.some((row) => row.word === word)) ?? rows[0].word;
 
@@ -71,10 +72,10 @@ function geometryOf(width, phases, layouts) {
   const step = width >= 900 ? 80 : 66;
   const mini = Math.max(LEAST, ...Object.values(layouts).map((layout) => miniSize(layout)?.width ?? 0));
   const words = width >= 1000 ? 210 : 0;
-  const names = Math.max(130, Math.min(420, width - phases.length * step - mini - words - 24));
+  const names = Math.max(130, Math.min(420, width - phases.length * step - mini - words - 24 - MARGIN));
   const begin = names + mini + words + 24;
   const x = new Map(phases.map((phase, n) => [phase, begin + (n + 0.5) * step]));
-  return { step, names, words, mini, x, width: begin + phases.length * step, key: [width, names, mini, words, phases.join()].join() };
+  return { step, names, words, mini, x, width: begin + phases.length * step + MARGIN, key: [width, names, mini, words, phases.join()].join() };
 }
 
 // Returns the rows in sight, each with the values that its squares stand for.
@@ -149,7 +150,8 @@ function below(frame, choose) {
     setText(words, [...valuePhrases(row), ...(fitsNone ? [TEXT.noLayout] : [])].join(" · "));
     const many = rows.length > 1 && rows.length <= 24 ? rows : [];
     join(others, many.map((one) => ({ key: one.key, parts: [one, one.key === row.key], one })), (key, { one }) => {
-      const name = one.name === row.name ? partName(one) : `${one.name} ${partName(one) === TEXT.value ? "" : partName(one)}`;
+      const part = partName(one);
+      const name = many.every((other) => other.name === row.name) ? part : `${one.name || TEXT.model}${part === TEXT.value ? "" : ` ${part}`}`;
       const node = html("button", { type: "button", class: kindOf(one.word), "aria-pressed": key === row.key }, name);
       node.addEventListener("click", () => choose(key));
       return node;

@@ -12,7 +12,7 @@ globalThis.still = (() => {
   const [THIN_ONES, BOLD] = [/[\s!'(),.:;I[\]fijlrt|]/g, 1.15];
   const CONTROLS = ["title", "desc", "caption", "button", "input", "select", "label"];
   // Of no use without a pointer, a screen reader, or a past minute.
-  const UNSHOWN = ["rb-hidden", "rb-detail", "rb-grip", "rb-band", "rb-curves", "rb-ear"];
+  const UNSHOWN = ["rb-hidden", "rb-detail", "rb-grip", "rb-band", "rb-curves", "rb-ear", "rb-face", "rb-stripe"];
   const WITHOUT = /^(data-|aria-|role$|tabindex$|title$|type$|scope$)/;
   const BLOCKS = ["div", "p", "ul", "li", "pre", "figure", "table", "section"];
 

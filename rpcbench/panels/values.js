@@ -53,10 +53,14 @@ function mapSides(cells) {
 function mapNode({ cells }) {
   const [down, across, wide, tall] = mapSides(cells);
   const levels = new Map(); // one path for all cells of a level: stills are small then
-  cells.forEach((row, y) => row.forEach((percent, x) => {
-    const level = Math.ceil(percent / HEAT);
-    if (level) levels.set(level, `${levels.get(level) ?? ""}M${x * wide} ${y * tall}h${wide}v${tall}h-${wide}z`);
-  }));
+  const levelAt = (x, y) => Math.ceil((cells[y][x] ?? 0) / HEAT);
+  for (let y = 0; y < down; y++)
+    for (let x = 0, end; x < across; x = end) {
+      const level = levelAt(x, y);
+      for (end = x + 1; end < across && levelAt(end, y) === level; end++);
+      const width = (end - x) * wide;
+      if (level) levels.set(level, `${levels.get(level) ?? ""}M${x * wide} ${y * tall}h${width}v${tall}h-${width}z`);
+    }
   return svg("g", { class: "rb-map" },
     svg("rect", { class: "rb-ground", width: across * wide, height: down * tall }),
     ...[...levels].map(([level, d]) => svg("path", { class: "rb-heat", d, "fill-opacity": (level * HEAT) / 100 })),

@@ -34,7 +34,7 @@ VERDICT_MARKS = {
 PHASES = ("initial", "forward", "loss", "backward", "gradient", "step")
 """The columns: the phases of `compare.capture`, but for inputs."""
 _LAYOUT_PHASES = ("forward", "gradient", "initial", "step")  # of the first that is right is the layout of a row
-_FEW, _MANY = 40, 60  # rows that are open at first: of all modules; with those where something is wrong
+_FEW, _MANY = 36, 48  # rows in sight at first: of all modules; with those where something is wrong
 _LINE = 160  # characters of a line of text
 
 
@@ -142,10 +142,10 @@ def _choose_folded(rows: Table, values: Iterable[Row], first: Row | None) -> set
     wrong = [row["name"] for row in values if row["word"] == "wrong"]
     for name in [*([first["name"]] if first else []), *wrong]:
         around = folded.intersection(_ancestors(name))
-        fewer = folded - around
         is_first = first is not None and name == first["name"]
-        if around and (is_first or _count_shown(rows, fewer) <= _MANY):
-            folded = fewer
+        if around and not is_first and _count_shown(rows, folded - around) > _MANY:
+            break
+        folded -= around
     return folded
 
 

@@ -30,6 +30,11 @@ def squares(shown, module):
     return [next(name for name in kinds.split() if name.startswith("rb-is-")) for kinds, _ in found]
 
 
+def says(shown, text):
+    """Wait until the part below the picture shows the value; a click draws in the next frame."""
+    shown.page.locator(".rb-words", has_text=text).wait_for()
+
+
 def test_each_value_is_a_square_with_the_colour_of_its_verdict(show):
     shown = show("compare", compared(*WRONG, first="2"))
     assert shown.texts(".rb-sentence") == ["Wrong, first at forward up: no reduction."]
@@ -69,9 +74,10 @@ def test_a_click_shows_the_errors_by_rank_and_where_the_first_one_differs(show):
     )
     assert heat == [["1", "M0 0h12v12h-12z"], ["0.5", "M24 0h12v12h-12z"]], "in levels of ten percent"
     shown.page.locator("[data-value='5']").click()
-    assert words.inner_text().startswith("gradient up.weight: wrong") and shown.count(".rb-heat") == 0
+    says(shown, "gradient up.weight: wrong")
+    assert shown.count(".rb-heat") == 0
     shown.page.keyboard.press("ArrowLeft")
-    words.get_by_text("initial up.weight: right").wait_for()
+    says(shown, "initial up.weight: right")
     lacking = {"error": None, "errors": [], "ranks": [0], "missing": [1, 2, 3]}
     shown.move(compared(value("step", "up.weight", "wrong", **lacking), first="0"))
     assert shown.texts(".rb-part > title") == ["rank 1, missing", "rank 2, missing", "rank 3, missing"]
@@ -89,7 +95,7 @@ def test_a_folded_module_shows_the_worst_of_all_that_it_holds(show):
     assert squares(shown, "up") == ["rb-is-wrong"] and shown.texts(".rb-row .rb-square text") == ["\xd75"]
     assert shown.texts(".rb-others button") == [f"call {n}" for n in range(5)]
     shown.page.get_by_role("button", name="call 1", exact=True).click()
-    shown.page.locator(".rb-words").get_by_text("forward up call 1: right").wait_for()
+    says(shown, "forward up call 1: right")
 
 
 def test_one_step_of_several_is_shown(show):

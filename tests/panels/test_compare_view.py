@@ -59,12 +59,13 @@ def test_a_large_model_is_folded_but_for_the_way_to_what_is_wrong():
     values = [value("forward", name, "wrong" if n in (34, 77) else "right") for n, name in enumerate(names)]
     rows = view_of(*values, first="34")["modules"]
     assert not any(row["folded"] for row in view_of(*values[:8])["modules"].values()), "a small one is not"
-    opened = [name for name, row in rows.items() if name.count(".") < 3 and not row["folded"]]
+    holders = {row["parent"] for row in rows.values()}
+    opened = [name for name, row in rows.items() if name in holders and not row["folded"]]
     assert opened == ["", "blocks", "blocks.8", "blocks.8.feed", "blocks.19", "blocks.19.attention"]
     everywhere = view_of(*[{**row, "word": "wrong"} for row in values], first="34")["modules"]
     folded = {name for name, row in everywhere.items() if row["folded"]}
     shown = [name for name in everywhere if not any(name.startswith(f"{each}.") for each in folded)]
-    assert 40 <= len(shown) <= 60 and names[34] in shown, "as far as there is room"
+    assert 30 <= len(shown) <= 48 and names[34] in shown, "as far as there is room"
 
 
 def test_it_begins_with_the_step_that_differs_first():
