@@ -1,7 +1,7 @@
 """Mutants by machine: one collective of a right program is left out, or is done twice.
 
-The collectives of all of torch's ways (functional ones of DTensor, those of DDP and FSDP, and plain calls) pass a
-dispatch mode, which counts them in order. The number of the mutated one is the same on all ranks, so none waits for another.
+The collectives of torch (functional ones of DTensor, those of DDP and FSDP, plain calls) pass a dispatch mode, which
+counts them in order. The number of the mutated one is the same on all ranks, so none waits for another.
 """
 
 from __future__ import annotations
@@ -50,11 +50,15 @@ class Mutator(TorchDispatchMode):
         if func._schema.name == "c10d::allreduce_":
             assert self.alone is not None
             return func(args[0], self.alone.boxed(), *args[2:], **kwargs)
-        if func._schema.name.startswith("c10d::"):
-            own = args[1].clone()  # gloo reduces in place
+        if func._schema.name == "c10d::_reduce_scatter_base_":  # others add nothing to this rank's piece
+            alone = torch.zeros_like(args[1])
+            piece = slice(args[0].numel() * dist.get_rank(), args[0].numel() * (dist.get_rank() + 1))
+            alone.view(-1)[piece] = args[1].reshape(-1)[piece]
+            return func(args[0], alone, *args[2:], **kwargs)
+        if func._schema.name == "c10d::_allgather_base_":
             done = func(*args, **kwargs)
             dist.Work.unbox(done[1]).wait()
-            args[0].copy_(own_result(kind, own, args[0].numel()))
+            args[0].copy_(own_result(kind, args[1], args[0].numel()))
             return done
         count = 1 if kind == REDUCE else args[2] if kind == SCATTER else args[1]
         size = args[0].numel() // count if kind == SCATTER else args[0].numel() * count
