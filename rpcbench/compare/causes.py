@@ -119,6 +119,12 @@ def _has_other_start(evidence: Evidence) -> str | None:
         return None
     values = list(evidence.held.values.values())
     bad = _places_apart(evidence)
+    starts = [each for each in (*evidence.earlier, *evidence.later) if each.key.phase == INITIAL]
+    if bad and all(each.word != WRONG for each in starts):
+        return (
+            f"this parameter alone begins with other values on {evidence.rank_names(bad)}: it was changed or loaded "
+            "there, or a broadcast has left it out"
+        )
     if bad:
         return (
             f"the parameter begins with other values on {evidence.rank_names(bad)}: give all ranks the same seed, or "

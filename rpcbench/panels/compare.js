@@ -220,7 +220,8 @@ export default panel("compare", TEXT.title, (frame) => {
   function headline(view, comparison, values) {
     const counts = WORST.map((word) => [values.filter((row) => row.word === word).length, word, word === "wrong" ? "rb-warn" : ""]);
     const left = comparison.values - values.length;
-    frame.showStats(...counts.filter(([count]) => count), ...(left > 0 ? [[left, TEXT.unlisted]] : []), ...leftOutStats(view.workers));
+    const ranks = comparison.sizes.reduce((product, size) => product * size, 1);
+    frame.showStats([ranks, TEXT.onRanks(comparison.names.map((name, n) => `${name}=${comparison.sizes[n]}`).join(", "))], ...counts.filter(([count]) => count), ...(left > 0 ? [[left, TEXT.unlisted]] : []), ...leftOutStats(view.workers));
     setText(sentence, comparison.words);
     frame.describe(`${comparison.words} ${counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ")}.`);
   }

@@ -367,6 +367,7 @@ const STRINGS = {
     several: (count) => `${count} values`,
     rank: (rank) => `rank ${rank}`,
     ranks: (ranks) => `ranks ${ranks}`,
+    onRanks: (mesh) => `ranks (${mesh})`,
     sum: (count) => `sum of ${count} ranks`,
     missing: "missing",
     off: (error) => `error ${error}`,

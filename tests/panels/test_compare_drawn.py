@@ -38,7 +38,7 @@ def says(shown, text):
 def test_each_value_is_a_square_with_the_colour_of_its_verdict(show):
     shown = show("compare", compared(*WRONG, first="2"))
     assert shown.texts(".rb-sentence") == ["Wrong, first at forward up: no reduction."]
-    assert shown.texts(".rb-stat") == ["2 wrong", "2 right", "1 cannot tell", "1 not there"]
+    assert shown.texts(".rb-stat") == ["4 ranks (dp=2, tp=2)", "2 wrong", "2 right", "1 cannot tell", "1 not there"]
     assert shown.texts(".rb-top text") == ["value", "shared as", "initial", "forward", "loss", "gradient"]
     assert shown.texts(".rb-row > .rb-name > text, .rb-fold text:last-child") == ["(model)", "up", "weight", "down"]
     assert squares(shown, "") == ["rb-is-not-there", "rb-is-cannot-tell"]

@@ -70,6 +70,6 @@ def test_the_last_picture_of_a_panel_is_there(embed, name):
         panel.show_world(panel._source.world())
         drawn = embed(panel).locator(".rb-panel")
         drawn.wait_for()
-        drawn.get_by_text("ada").first.wait_for(state="attached")
+        drawn.get_by_text("(model)" if name == "compare" else "ada").first.wait_for(state="attached")
     finally:
         panel.close()
