@@ -42,8 +42,11 @@ class RoundOff:
         if generator is None:
             generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         unit = max(torch.finfo(each).eps for each in (value.dtype, self._coarser.get(name, value.dtype))) / 2
-        noise = torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
-        return (value.detach() * (noise * (2 * unit) - unit) + value).to(value.dtype)
+        # One buffer of the value's size: logits and their gradients are the largest values of a program.
+        dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+        noise = torch.rand(value.shape, generator=generator, device=value.device, dtype=dtype)
+        moved = noise.mul_(2 * unit).sub_(unit).mul_(value.detach())
+        return (moved + value if value.requires_grad else moved.add_(value)).to(value.dtype)
 
 
 def coarser_type(one: torch.dtype, other: torch.dtype) -> torch.dtype:
