@@ -111,7 +111,7 @@ train = slowed(train)""",
         {
             "right-10": "right",
             "right-17": "no addition in the forward",
-            "right-22": "no copy in the backward",
+            "right-24": "no copy in the backward",
         },
         "The reports of three programs on two ranks: a right one, and two that each lack a reduction.",
         """import time
