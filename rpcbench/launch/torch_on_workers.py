@@ -45,16 +45,17 @@ def _meet_ranks(
     of_torch: Callable[..., Iterator[Place]], url: str, timeout: timedelta = default_pg_timeout, **how: Any
 ) -> Iterator[Place]:
     """Yield the place where all ranks have come, once. `timeout`: for the wait, and for those of torch later."""
-    from rpcbench.distributed import stores, world  # here: workers that found no group need not load it
-
     if current.find_current() is None:  # a forked process has no agent
         yield from of_torch(url, timeout=timeout, **how)
         return
-    place = stores.parse_init_method(url, -1, -1)
-    with _uncounted_failure(), world.convert_store_errors(place):
-        met = world.meet_all_ranks(place, _GROUP, timeout.total_seconds())
-        # A copy: torch's waits for a key hold the connection, and their timeouts are those of torch.
-        store = met.store.clone()  # type: ignore[attr-defined]
+    with _uncounted_failure():  # first: the import takes a while, and the stop button may be pressed meanwhile
+        from rpcbench.distributed import stores, world  # here: workers that found no group need not load it
+
+        place = stores.parse_init_method(url, -1, -1)
+        with world.convert_store_errors(place):
+            met = world.meet_all_ranks(place, _GROUP, timeout.total_seconds())
+            # A copy: torch's waits for a key hold the connection, and their timeouts are those of torch.
+            store = met.store.clone()  # type: ignore[attr-defined]
     yield store, met.rank, len(met.ranks)
     raise RuntimeError(f"the ranks have met at {url}, and torch cannot let them meet there again")
 

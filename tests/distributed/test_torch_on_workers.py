@@ -60,6 +60,29 @@ def test_the_stop_button_ends_the_wait_and_the_next_group_is_founded(cluster: rp
     found(cluster, sum_by_torch)
 
 
+STOPPED_EARLY = """
+import torch.distributed.distributed_c10d as c10d
+from rpcbench.distributed import stores
+
+parse = stores.parse_init_method
+
+def press_stop(*args):
+    stores.parse_init_method = parse
+    raise KeyboardInterrupt
+
+stores.parse_init_method = press_stop
+try:
+    c10d.init_process_group("gloo")
+except KeyboardInterrupt:
+    stopped = True
+"""
+
+
+def test_a_stop_before_the_wait_has_begun_leaves_the_next_group_its_name(cluster: rpcbench.Cluster) -> None:
+    assert cluster.run("worker1", STOPPED_EARLY, want="stopped") == {"stopped": True}
+    found(cluster, sum_by_torch)
+
+
 @pytest.mark.parametrize("deed", [sum_by_torch, sum_by_ours])
 def test_a_change_of_the_cluster_ends_the_wait(cluster: rpcbench.Cluster, deed: Callable[[], float]) -> None:
     waiting = cluster.rpc_async("worker1", outcome, (deed,), timeout=HANG_SECONDS)
