@@ -18,7 +18,7 @@ from rpcbench.pipeline import Pipeline, StepResult, split
 from rpcbench.testing import Faults, install
 
 STAGE = 0.005  # seconds that a stage needs for the forward of a micro-batch; its backward needs twice that
-SAMPLES, INPUTS, CLASSES = 1500, 64, 10  # of the second job
+SAMPLES, INPUTS, CLASSES = 9000, 16, 10  # of the second job; counting so many takes longer than a turn of a core
 
 
 class Sleeps(torch.autograd.Function):
