@@ -1,8 +1,9 @@
 """Explains the first wrong value: a sentence with the cause, and what to do.
 
-Each cause is a transformation that turns the reference's value into the ranks' values: a sum in place of a mean,
-another group, the same piece on every rank. A cause is named only where its transformation gives the ranks' values,
-within the same allowance as a right value; else the sentence says what was tried.
+Most causes are a transformation that turns the reference's value into the ranks' values: a sum in place of a mean, the
+same piece on every rank. Such a cause is named only where its transformation gives the ranks' values, within the same
+allowance as a right value. Others follow from what is right and what is not: of BatchNorm, of tied weights, of an
+optimizer, and the last ones of `CAUSES`, which say where to look. If none applies the sentence says what was tried.
 """
 
 from __future__ import annotations
@@ -155,11 +156,10 @@ def _is_same_piece(evidence: Evidence) -> str | None:
 
 
 def _explain_same_piece(evidence: Evidence) -> str | None:
-    for layout, index in _cut_layouts(evidence):
+    if (piece := _first_piece(evidence)) is None:
+        return None
+    for layout in _cut_layouts(evidence):
         cut = [d for d, share in enumerate(layout.shares) if share.kind == CUT]
-        piece = _first_piece(evidence, layout, index)
-        if piece is None:
-            continue
         errors = [norm_of(value - piece) for value in evidence.held.values.values() if value.shape == piece.shape]
         if len(errors) == len(evidence.held.values) and all(map(evidence.is_near, errors)):
             dim = layout.shares[cut[0]].dim
@@ -176,14 +176,14 @@ def _explain_same_piece(evidence: Evidence) -> str | None:
     return None
 
 
-def _cut_layouts(evidence: Evidence) -> Iterator[tuple[Layout, int]]:
+def _cut_layouts(evidence: Evidence) -> Iterator[Layout]:
     for fit in evidence.fits:
-        dims = [share.dim for share in fit.layout.shares if share.kind == CUT]
-        if dims and not fit.layout.has_kind(SUM) and not any(share.deal for share in fit.layout.shares):
-            yield fit.layout, dims[0]
+        layout = fit.layout
+        if layout.has_kind(CUT) and not layout.has_kind(SUM) and not any(share.deal for share in layout.shares):
+            yield layout
 
 
-def _first_piece(evidence: Evidence, layout: Layout, dim: int) -> Tensor | None:
+def _first_piece(evidence: Evidence) -> Tensor | None:
     shapes = {tuple(value.shape) for value in evidence.held.values.values()}
     if len(shapes) != 1:
         return None

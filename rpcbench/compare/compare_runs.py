@@ -41,8 +41,8 @@ Calls = Mapping[int, Kept]
 """The values of one key, by number of the call."""
 
 
-class Values(dict[Coordinate, Tensor]):
-    """The ranks' values of one key, by coordinate; several calls are joined along their first dimension."""
+Values = dict[Coordinate, Tensor]
+"""The ranks' values of one key, by coordinate; several calls are joined along their first dimension."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Runs:
 
     def read_values(self, key: Key, call: int | None) -> Values:
         """Return the values of the ranks that have it."""
-        found = Values()
+        found: Values = {}
         for place, catalog in self.ranks.items():
             calls = catalog.values.get(key, {})
             if kept := [calls[n] for n in _select_calls(calls, call)]:
@@ -81,7 +81,8 @@ class Runs:
     def _has_equal_start(self, key: Key, names: Mapping[Coordinate, Key]) -> bool:
         whole = self.read_whole(key, None)
         values = {place: self.read_value(place, self.ranks[place].values[own][0]) for place, own in names.items()}
-        return judge_value(key, None, whole, self.mesh, values, self._allowed(key, None, whole, values)).word == RIGHT
+        allowed = self._allowed_error(key, None, whole, values)
+        return judge_value(key, None, whole, self.mesh, values, allowed).word == RIGHT
 
     def _judge_key(self, key: Key) -> Iterator[ValueVerdict]:
         own = self.reference.catalog.values[key]
@@ -103,13 +104,13 @@ class Runs:
         return verdict
 
     def _judge_values(self, key: Key, call: int | None, whole: Tensor, values: Values) -> ValueVerdict:
-        allowed, factor = self._allowed(key, call, whole, values), self._factor_of(key)
+        allowed, factor = self._allowed_error(key, call, whole, values), self._factor_of(key)
         return judge_value(key, call, whole, self.mesh, values, allowed, factor, self._claimed_kinds(key))
 
     def _read_repeated(self, key: Key, whole: Tensor) -> Values | None:
         """Return the values of calls that are no pieces of the reference's call, but each the same as that: a table of
         positions, read by each micro-batch. Their gradients add up. None if the calls are not so."""
-        found = Values()
+        found: Values = {}
         for place, catalog in self.ranks.items():
             if not (kept := catalog.values.get(key)):
                 continue
@@ -122,7 +123,7 @@ class Runs:
                 found[place] = calls[0]
         return found or None
 
-    def _allowed(self, key: Key, call: int | None, whole: Tensor, values: Mapping[Coordinate, Tensor]) -> float:
+    def _allowed_error(self, key: Key, call: int | None, whole: Tensor, values: Mapping[Coordinate, Tensor]) -> float:
         moved = [self.movements[key][n] for n in _select_calls(self.movements[key], call)]
         dtype = whole.dtype
         for value in values.values():

@@ -172,7 +172,7 @@ def indices_of(
         if any(share.deal == "as they are" for share, _, _ in cuts):
             found.append(_positions_by_sizes(size, held, d, layout, place))
         else:
-            padded = bool(cuts) and held[place][d] * _product(count for _, count, _ in cuts) >= size
+            padded = bool(cuts) and held[place][d] * math.prod(count for _, count, _ in cuts) >= size
             found.append(positions(size, cuts, held[place][d] if padded else None))
     return found
 
@@ -188,13 +188,6 @@ def _positions_by_sizes(
     if sum(held[other][dim] for other in before) != size:
         raise LookupError("the pieces do not add up to the tensor")
     return torch.arange(begins, begins + held[place][dim])
-
-
-def _product(numbers: Iterator[int]) -> int:
-    found = 1
-    for number in numbers:
-        found *= number
-    return found
 
 
 def fit_layout(whole: Tensor, held: Mapping[Coordinate, Tensor], mesh: Sequence[int], layout: Layout) -> LayoutFit:

@@ -203,14 +203,14 @@ def is_half_reduced(evidence: Evidence) -> str | None:
 
 
 def is_cut_off(evidence: Evidence) -> str | None:
-    """The forward pass is right, and the gradient of a piece lacks what the other ranks do with it."""
+    """The forward pass is right, and its gradient is not."""
     forward = _forward_of(evidence)
     if evidence.verdict.key.phase != BACKWARD or forward is None or forward.word != RIGHT:
         return None
     return (
-        "the forward pass is right and this gradient is not: a collective behind it has no backward. A plain "
-        "all_reduce or all_gather cuts the gradients of the other ranks off: use a differentiable one, as of "
-        "torch.distributed.nn, or an autograd function that reduces the gradient"
+        "the forward pass is right and this gradient is not: look at the backward of the collectives behind it. A "
+        "plain all_reduce or all_gather has none and cuts the gradients of the other ranks off: use a differentiable "
+        "one, as of torch.distributed.nn. An autograd function may reduce its gradient too often, or not at all"
     )
 
 

@@ -1,8 +1,8 @@
 """The report of a comparison: the verdict on each value, the first difference with its cause, as text.
 
 Guarantees
-- `ok` is True only if every value of the reference was found right, or cannot be told; values that no rank has do not
-  count as right: they are listed.
+- `ok` is True only if no value of the reference was found wrong. Values that no rank has as the reference has them, and
+  those that cannot be told, do not make it wrong: the report lists and counts them.
 - `first` is the first wrong value in the order of execution. Where ranks go on with summands that nobody has added up,
   it is the value in summands, not the one that is wrong because of it.
 """
@@ -94,18 +94,18 @@ class CompareReport:
     __repr__ = __str__
 
     def _headline(self) -> str:
-        counts = Counter(each.word for each in self._shown())
+        counts = Counter(each.word for each in self._listed_verdicts())
         mesh = ", ".join(f"{name}={size}" for name, size in zip(*self.mesh, strict=True))
         tally = ", ".join(f"{counts[word]} {word}" for word in (RIGHT, WRONG, UNKNOWN, ABSENT) if counts[word])
         if self.first is None:
             return f"Right: the ranks ({mesh}) compute what one process computes, within round-off ({tally})."
         return f"Wrong, first at {self.first}\n({mesh}: {tally})"
 
-    def _shown(self) -> list[ValueVerdict]:
+    def _listed_verdicts(self) -> list[ValueVerdict]:
         return [each for each in self.verdicts if each.key.phase != INPUT]
 
     def _lines(self) -> Iterator[str]:
-        shown = self._shown()
+        shown = self._listed_verdicts()
         width = max((len(_label(each)) for each in shown), default=0)
         wrong = [n for n, each in enumerate(shown) if each.word == WRONG]
         begin = max(0, wrong[0] - _MOST_LINES // 2) if wrong else 0

@@ -50,7 +50,7 @@ def compare_programs(
     whole, token = _fit_mesh(mesh, workers), secrets.token_hex(8)
     try:
         program = partial(run_rank, token, parallel, whole, steps)
-        catalogs: list[Catalog] = spmd.run_program(agent, workers, backend, program, label=_name_of(parallel[1]))
+        catalogs: list[Catalog] = spmd.run_program(agent, workers, backend, program, label=spmd.name_of(parallel[1]))
         return _compare_catalogs(agent, workers, token, reference, whole, steps, catalogs)
     finally:
         _release_captures(agent, workers, token)
@@ -101,10 +101,6 @@ def _check_programs(reference: Program, parallel: Program, steps: int) -> None:
         raise ValueError(f"steps={steps}: at least one step is compared")
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
 # -- the reference
 def run_reference(
     program: Program, steps: int, perturb: Perturb | None = None, store: StoreValue | None = None
@@ -125,7 +121,7 @@ def _run_steps(
             loss = step(model, *args)
             if not (isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1)):
                 raise CompareError(
-                    f"{_name_of(step)} has returned {_describe(loss)}, and not its loss: let it return the loss, a "
+                    f"{spmd.name_of(step)} has returned {_describe(loss)}, and not its loss: let it return the loss, a "
                     "number or a tensor with one element"
                 )
             capture.end_step(loss)

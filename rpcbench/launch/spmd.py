@@ -86,7 +86,7 @@ def run_program(
     place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:
         token = _make_group(agent, names, place, backend)
-        results = _run_and_collect(agent, names, program, token, label or _name_of(program.func))
+        results = _run_and_collect(agent, names, program, token, label or name_of(program.func))
     except BaseException:
         _wait_for_calls(_call_ranks(agent, names, end_group, place, seconds=PATIENCE))
         raise
@@ -120,7 +120,8 @@ def _make_group(agent: Agent, names: Sequence[str], place: StorePlace, backend: 
     return tokens[0]
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function for errors; of an object that can be called, that of its class."""
     return getattr(function, "__name__", type(function).__name__)
 
 
