@@ -310,7 +310,8 @@ class _Reader:
     def __init__(self, storages: list[Any], buffers: Sequence[Buffer]) -> None:
         self.used = 0  # buffers
         self._buffers = buffers
-        self._storages: dict[int, torch.UntypedStorage] = {}  # by number, made at first use, or on its device
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by number, made at second use, or on its device
+        self._filled: dict[int, torch.Tensor] = {}  # by number of the storage: the tensor that fills it
         self._memory = [self._take_memory(number, item) for number, item in enumerate(storages)]
 
     def _take_memory(self, number: int, item: Any) -> memoryview | bytearray:
@@ -337,7 +338,7 @@ class _Reader:
             raise broken_table_error("an entry is too long")
         if name not in DTYPES:
             raise broken_table_error(f"there is no dtype {name!r}")
-        if unknown := notes.keys() - _NOTES:
+        if notes and (unknown := notes.keys() - _NOTES):
             raise ProtocolError(f"a tensor has {sorted(map(str, unknown))}, unknown to this version of rpcbench")
         tensor = self._plain_tensor(DTYPES[name], _check_sizes(sizes), index, notes)
         return _finish_tensor(tensor, notes) if notes else tensor
@@ -348,7 +349,7 @@ class _Reader:
         if index is None:
             plain = _without_memory(dtype, shape, notes)
         else:
-            plain = self._strided_tensor(dtype, shape, _check_size(index), notes)
+            plain = self._strided_tensor(dtype, shape, index, notes)
         return (
             tensor_types.make_quantized(plain, notes["quantizer"], self._read_parts(notes))
             if "quantizer" in notes
@@ -361,16 +362,15 @@ class _Reader:
             raise broken_table_error("a part of a tensor has parts")  # else a peer could nest them without limit
         return [self.read_tensor(part) for part in entries]
 
-    def _strided_tensor(self, dtype: torch.dtype, shape: list[int], index: int, notes: dict[str, Any]) -> torch.Tensor:
-        if index >= len(self._memory):
-            raise broken_table_error(f"there is no storage {index}")
+    def _strided_tensor(self, dtype: torch.dtype, shape: list[int], index: Any, notes: dict[str, Any]) -> torch.Tensor:
+        if type(index) is not int or not 0 <= index < len(self._memory):
+            raise broken_table_error(f"there is no storage {index!r}")
         size, count = len(self._memory[index]), math.prod(shape)
         if not 0 < count <= _MAX_SIZE:
             raise broken_table_error(f"a stored tensor cannot have the shape {shape}")
-        if not notes and count * dtype.itemsize == size and index not in self._storages:
+        if not notes and count * dtype.itemsize == size and index not in self._storages and index not in self._filled:
             # It fills its storage and is the first to use it: made in fewer steps.
-            tensor = torch.frombuffer(self._memory[index], dtype=dtype)
-            self._storages[index] = tensor.untyped_storage()
+            tensor = self._filled[index] = torch.frombuffer(self._memory[index], dtype=dtype)
             return tensor if len(shape) == 1 else tensor.resize_(shape)
         offset = _check_size(notes.get("offset", 0))
         strides = _check_sizes(notes["strides"]) if "strides" in notes else ()
@@ -382,7 +382,9 @@ class _Reader:
 
     def _storage_at(self, index: int) -> torch.UntypedStorage:
         if index not in self._storages:
-            self._storages[index] = torch.frombuffer(self._memory[index], dtype=torch.uint8).untyped_storage()
+            first = self._filled.get(index)
+            tensor = torch.frombuffer(self._memory[index], dtype=torch.uint8) if first is None else first
+            self._storages[index] = tensor.untyped_storage()
         return self._storages[index]
 
 
