@@ -9,27 +9,21 @@ A row is a small dict of plain values (numbers, strings, lists). An event holds 
 read, or None after the row's end. So a row that changes often is made once for all readers, and a copy of the tables
 plus the changed rows equals the later tables.
 
-Tables
-    owned     RRefs this worker owns           key "0.3"      forks, ready, type, made, size, cell
-    users     forks this worker holds          key "0.4"      rref, owner, parent, state, children
-    contexts  autograd contexts                key "281…"     known, sends, recvs, passes, gradients
-    calls     calls in flight from here        key "17"       to, label
-    graphs    what is local of a context       key "281…"     leaves (name, shape, bytes), more, passes (regions, ran);
-                                                               of watched ones also messages and operations, see
-                                                               `rpcbench.autograd.graph_events`
-    steps     a worker's part of a step        key "s3.w1"    step, worker, workers, plan, ideal, samples, state,
-                                                               loss
-    ops       pipeline operations              key "s3.w1.5"  step, worker, stage, op, microbatch, begin, end, bytes,
-                                                               held, failed
-    collectives  its part of a collective operation  key "0f….0.7"  group, number, op, members, shape, bytes, begin,
-                                                               end, failed, site, end_known
-    health    its state at the last request    key "1"        question, pid, host, busy, waiting, cells, peers,
-                                                               awaits, the figures of `telemetry.worker_columns`
-    launched  processes this member started    key "1"        name, pid, incarnation, state, log
-    actions   requests by clicks in panels     key "scale 3"  action, target, state, error
+Tables; `rpcbench.telemetry.record_schema` has their fields
+    owned     RRefs this worker owns                key "0.3"
+    users     forks this worker holds               key "0.4"
+    contexts  autograd contexts                     key "281…"
+    calls     calls in flight from here             key "17"
+    graphs    the local part of a context           key "281…"; see `rpcbench.autograd.graph_events`
+    steps     a worker's part of a step             key "s3.w1"
+    ops       pipeline operations                   key "s3.w1.5"
+    collectives  its part of a collective operation key "0f….0.7"
+    health    its state at the last request         key "1"; figures: `rpcbench.telemetry.worker_columns`
+    launched  processes this member started         key "1"
+    actions   requests by clicks in panels          key "scale 3"
 
 Messages have no table on a worker, which keeps no record of them. Each is reported when it is sent and when it is
-received (`Told`) to observers of messages, which match the two (`rpcbench.telemetry.message_views`).
+received (`MessageObserver`) to observers of messages, which match the two (`rpcbench.telemetry.message_views`).
 """
 
 from __future__ import annotations
@@ -141,7 +135,7 @@ Note = Callable[[str, str, str, Made], None]
 """(kind, table, key, row): reports a change, and is called only while there is an observer. `kind` is a past-tense name
 ("ForkAdded") for observers of the history rather than the state."""
 
-Told = Callable[[str, int, int, Any], None]
+MessageObserver = Callable[[str, int, int, Any], None]
 """("sent" | "received" | "lost", peer, sequence number, message): reports a message, only while there is an observer of
 messages."""
 

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any
 
-from rpcbench.base.ids import Told
+from rpcbench.base.ids import MessageObserver
 from rpcbench.protocol.effects import Effects, Send, Wake
 from rpcbench.wire import messages as m
 
@@ -216,7 +216,7 @@ class Delivery:
         self.tick_due = False  # the node should emit a `Wake`
         self._then: Callable[[], object] | None = None  # called once the messages of `request_flush` are acknowledged:
         self._awaited: dict[Pair, set[int]] | None = None  # these counts; None: all
-        self.observer: Told | None = None  # receives every message while an observer is registered
+        self.observer: MessageObserver | None = None  # receives every message while an observer is registered
         self.ticking = False  # a tick is scheduled
 
     def create_pair(self, peer: int, theirs: int) -> Pair:

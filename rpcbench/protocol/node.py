@@ -42,7 +42,7 @@ from rpcbench.base.errors import (
     WorkerLostError,
     mark_never_ran,
 )
-from rpcbench.base.ids import Id, Note, Tables, Told
+from rpcbench.base.ids import Id, Note, Tables, MessageObserver
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.backward import Contexts
 from rpcbench.protocol.calls import Calls, OutgoingCall, Request
@@ -413,7 +413,7 @@ class Node:
         member = gone.member if gone else self.members.members.get(worker)
         return member.name if member else f"worker {worker}"
 
-    def set_observers(self, note: Note | None, observer: Told | None = None) -> None:
+    def set_observers(self, note: Note | None, observer: MessageObserver | None = None) -> None:
         """Report every change to `note`, and every message to `observer`, from now on; None: report nothing."""
         self.delivery.observer = observer
         self.calls.note = self.rrefs.note = self.contexts.note = note
