@@ -42,7 +42,7 @@ from rpcbench.base.errors import (
     WorkerLostError,
     mark_never_ran,
 )
-from rpcbench.base.ids import Id, Note, Tables, MessageObserver
+from rpcbench.base.ids import Id, MessageObserver, Note, Tables
 from rpcbench.protocol import effects as fx
 from rpcbench.protocol.backward import Contexts
 from rpcbench.protocol.calls import Calls, OutgoingCall, Request
