@@ -75,6 +75,7 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch._C._distributed_c10d.ProcessGroup._get_sequence_number_for_group torch._C._distributed_c10d.Work.unbox
         torch._C._distributed_c10d._dump_fr_trace_json torch.library.Library._destroy
         torch.ops.c10d._allgather_base_ torch.ops.c10d._reduce_scatter_base_ torch.nn.Module._wrapped_call_impl""",
+    "compared pipelines": "torch.distributed.pipelining.stage.PipelineStage._compute_outputs.__code__",
     "shards of models, watched": """
         torch.distributed.tensor._utils.compute_local_shape_and_global_offset
         torch.distributed.tensor.DTensor._local_tensor torch.distributed.device_mesh.DeviceMesh._get_root_mesh

@@ -3,7 +3,7 @@
 Guarantees
 - The program computes what it computes without a capture, but for dropout (see `masks`).
 - Names are those of the model without the wrappers of DDP, FSDP, activation checkpoints and `torch.compile`.
-- The second forward of a checkpointed module is no call of its own.
+- The second forward of a checkpointed module is no call of its own, nor is one that only learns shapes.
 - The values lie in a `Spool`, not in memory. Several calls of a module (micro-batches, recurrence) are kept in order.
 - After `close` no hook is left on the model.
 """
@@ -21,6 +21,8 @@ Guarantees
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -153,8 +155,9 @@ class Capture:
                 ]
 
     def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        self._masks.enter_module(name)
-        if is_in_backward():
+        is_inferring = is_inferring_shapes()
+        self._masks.enter_module(None if is_inferring else name)
+        if is_in_backward() or is_inferring:
             return None
 
         def keep(path: str, tensor: Tensor) -> Tensor:
@@ -169,6 +172,8 @@ class Capture:
     def _after_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
         if is_in_backward():
             self._watch_again(name, output)
+            return None
+        if is_inferring_shapes():
             return None
         call = self._calls[name]
         self._calls[name] += 1
@@ -299,6 +304,19 @@ def capture(model: nn.Module) -> Capture:
 def is_in_backward() -> bool:
     """Return whether autograd runs a backward pass on this thread: a forward in it is one that is run again."""
     return torch._C._current_graph_task_id() != -1
+
+
+def is_inferring_shapes() -> bool:
+    """Return whether `torch.distributed.pipelining` runs a stage on this thread to learn shapes, with values that mean
+    nothing: before the first step of a schedule."""
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    from torch.distributed.pipelining.stage import PipelineStage  # here: half a second, where no program uses it
+
+    code, frame = PipelineStage._compute_outputs.__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def join_name(path: str, name: str) -> str:

@@ -256,7 +256,7 @@ def _is_wrong_loss(evidence: Evidence) -> str | None:
             f"{said}; their mean is {mean:.6g}. A mean of means: ranks with different numbers of tokens must be "
             "weighted by these, so divide each rank's sum by the number of tokens of all"
         )
-    return f"{said}. Look at its normalization, its reductions, and its label smoothing"
+    return f"{said}. Look at its targets and their order, its normalization, its reductions, and its label smoothing"
 
 
 def _input_shares(evidence: Evidence) -> Sequence[MeshShare]:

@@ -24,6 +24,7 @@ from rpcbench.compare.capture import (
     GRADIENT,
     INITIAL,
     INPUT,
+    LOSS,
     PHASES,
     STEP,
     Capture,
@@ -98,7 +99,7 @@ class Runs:
             verdict = again if again.word == RIGHT else verdict
         if key.phase == BACKWARD and verdict.word == RIGHT:
             self.factors.setdefault(key.turn, verdict.factor)
-        if verdict.word == WRONG and key.name in self.partial_modules:
+        if verdict.word == WRONG and key.phase != LOSS and key.name in self.partial_modules:
             verdict.word = ABSENT
         self._note_missing_ranks(verdict)
         return verdict

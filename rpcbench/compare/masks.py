@@ -45,22 +45,23 @@ class MaskRecorder:
         for name, function in self._before.items():
             setattr(functional, name, function)
 
-    def enter_module(self, name: str) -> None:
-        """Note masks of this thread under `name` until `leave_module`."""
+    def enter_module(self, name: str | None) -> None:
+        """Note masks of this thread under `name` until `leave_module`; under none if it is None."""
         self._stack().append(name)
 
     def leave_module(self) -> None:
         """Undo the last `enter_module`."""
         self._stack().pop()
 
-    def _stack(self) -> list[str]:
-        found: list[str] | None = getattr(self._thread, "stack", None)
+    def _stack(self) -> list[str | None]:
+        found: list[str | None] | None = getattr(self._thread, "stack", None)
         if found is None:
             found = self._thread.stack = []
         return found
 
     def _note_mask(self, mask: Tensor) -> None:
-        name = self._stack()[-1] if self._stack() else ""
+        if (name := self._stack()[-1] if self._stack() else "") is None:
+            return
         data = local_tensor(mask.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         self._masks.setdefault(name, []).append(hashlib.sha256(data).hexdigest())
 

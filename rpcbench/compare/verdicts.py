@@ -158,8 +158,8 @@ def _may_be(verdict: ValueVerdict, layout: Layout, claims: Collection[str]) -> b
 
 def _take_if_near(verdict: ValueVerdict, fit: LayoutFit, factor: float) -> bool:
     scales = [factor] if factor != ANY else [1.0, *_nearest_scales(fit)]
-    if verdict.key.phase == LOSS:  # a mean of the ranks' losses
-        scales.append(factor * _summed_size(fit.layout, verdict.mesh))
+    if verdict.key.phase == LOSS:  # the mean of the ranks' losses along some dimensions, their sum along others
+        scales += [factor * size for size in _summed_sizes(fit.layout, verdict.mesh)]
     for scale in scales:
         error = _error_at(fit, scale, verdict.norm)
         if error <= verdict.allowed:
@@ -177,13 +177,13 @@ def _nearest_scales(fit: LayoutFit) -> list[float]:
     return [float(whole), 1 / max(1, round(1 / fit.factor)), fit.factor]
 
 
-def _summed_size(layout: Layout, mesh: Mesh | None) -> float:
-    """Return the number of ranks that are added up: a mean over them is their sum, divided by it."""
+def _summed_sizes(layout: Layout, mesh: Mesh | None) -> list[float]:
+    """Return the numbers of ranks that are added up, along any dimensions: a mean over them is their sum, divided."""
     assert mesh is not None
-    found = 1.0
+    found = [1.0]
     for share, size in zip(layout.shares, mesh.sizes, strict=True):
-        found *= size if share.kind == SUM else 1
-    return found
+        found += [size * other for other in found] if share.kind == SUM else []
+    return found[1:]
 
 
 def _error_at(fit: LayoutFit, factor: float, norm: float) -> float:

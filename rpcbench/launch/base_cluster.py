@@ -308,7 +308,8 @@ class BaseCluster(ABC):
             reference: Two functions: `make_model()` returns the model, `step(model)` runs forward and backward, and
                 perhaps an optimizer, and returns the loss. They run here.
             parallel: The same on each rank: `make_model(mesh)` and `step(model, mesh)`, with a `DeviceMesh`; either may
-                do without it. They run as a function of `spmd` does.
+                do without it. They run as a function of `spmd` does. Of a pipeline, the model is the rank's stage, and
+                the step returns None where there is no loss.
             mesh: Sizes of the mesh by name, as of `cluster.mesh`; None: one dimension, `rank`.
             steps: How often to call `step`.
             workers: As in `run`; the first one is rank 0.

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from rpcbench.base.errors import CompareError, WorkerLostError
 from rpcbench.base.futures import wait_all
 from rpcbench.compare.allowances import RUNS, MovementMeter, RoundOff, coarsest_types
-from rpcbench.compare.capture import INITIAL, INPUT, Capture, Catalog, Kept, Key, Perturb, StoreValue
+from rpcbench.compare.capture import INITIAL, INPUT, LOSS, Capture, Catalog, Kept, Key, Perturb, StoreValue
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.layouts import Coordinate, norm_of
 from rpcbench.compare.report import CompareReport, make_report
@@ -51,6 +51,7 @@ def compare_programs(
     try:
         program = partial(run_rank, token, parallel, whole, steps)
         catalogs: list[Catalog] = spmd.run_program(agent, workers, backend, program, label=spmd.name_of(parallel[1]))
+        _check_losses(parallel[1], steps, catalogs)
         return _compare_catalogs(agent, workers, token, reference, whole, steps, catalogs)
     finally:
         _release_captures(agent, workers, token)
@@ -107,7 +108,9 @@ def run_reference(
 ) -> Capture:
     """Run a program in this process, and return what it kept. CompareError if it returns no loss."""
     make_model, step = program
-    return _run_steps(make_model(), step, steps, (), perturb, store)
+    capture = _run_steps(make_model(), step, steps, (), perturb, store)
+    _check_losses(step, steps, [capture.catalog])
+    return capture
 
 
 def _run_steps(
@@ -119,13 +122,29 @@ def _run_steps(
     with torch.compiler.set_stance("force_eager"), Capture(model, perturb, store) as capture:
         for _ in range(steps):
             loss = step(model, *args)
-            if not (isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1)):
-                raise CompareError(
-                    f"{spmd.name_of(step)} has returned {_describe(loss)}, and not its loss: let it return the loss, a "
-                    "number or a tensor with one element"
-                )
+            if (
+                loss is not None
+                and not isinstance(loss, float)
+                and not (isinstance(loss, Tensor) and loss.numel() == 1)
+            ):
+                raise _no_loss_error(step, _describe(loss))
             capture.end_step(loss)
     return capture
+
+
+def _check_losses(step: Callable[..., Any], steps: int, catalogs: Sequence[Catalog]) -> None:
+    """Check that each step has returned its loss, on one rank at least: in a pipeline the last stage has it."""
+    for turn in range(steps):
+        if not any(Key(turn, LOSS, "") in catalog.values for catalog in catalogs):
+            hint = ". Of a pipeline, the rank of the last stage returns it, and the others None"
+            raise _no_loss_error(step, "None on all ranks" if catalogs[1:] else "None", hint if catalogs[1:] else "")
+
+
+def _no_loss_error(step: Callable[..., Any], returned: str, hint: str = "") -> CompareError:
+    return CompareError(
+        f"{spmd.name_of(step)} has returned {returned}, and not its loss: let it return the loss, a number or a tensor "
+        f"with one element{hint}"
+    )
 
 
 def _describe(value: Any) -> str:
