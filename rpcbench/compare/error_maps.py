@@ -8,6 +8,7 @@ Guarantees
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -29,8 +30,9 @@ def map_errors(evidence: Evidence) -> tuple[ErrorMap, ...]:
     found.sort(key=lambda each: _largest(each[1]) <= 0)  # stable
     found = sorted(found[:MOST_MAPS], key=lambda each: each[0])
     largest = max((_largest(cells) for _, cells, _ in found), default=0.0)
+    dark = largest if all(bool(cells.isfinite().all()) for _, cells, _ in found) else math.inf
     return tuple(
-        ErrorMap(ranks, (shape[0], shape[1]), tuple(map(tuple, _percent_of(cells, largest))))
+        ErrorMap(ranks, (shape[0], shape[1]), tuple(map(tuple, _percent_of(cells, largest))), dark)
         for ranks, cells, shape in found
     )
 

@@ -95,6 +95,7 @@ def _verdict_row(order: int, verdict: ValueVerdict, mesh: Mesh) -> Row:
         "ranks": _rank_numbers(mesh, verdict.places), "missing": _rank_numbers(mesh, verdict.missing),
         "errors": _errors_by_rank(verdict, mesh),
         "maps": [[list(each.ranks), list(each.shape), [list(row) for row in each.cells]] for each in verdict.maps],
+        "largest": _finite(verdict.maps[0].largest) if verdict.maps else None,
     }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ class ErrorMap(NamedTuple):
     ranks: tuple[int, ...]  # one; those whose summands were added up
     shape: tuple[int, int]  # of the piece, as a matrix
     cells: tuple[tuple[int, ...], ...]  # percent of the largest difference
+    largest: float  # difference of all maps; infinite if a number is not finite
 
 
 @dataclass(slots=True)

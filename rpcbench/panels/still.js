@@ -167,7 +167,7 @@ globalThis.still = (() => {
   const SIGNS = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
   const escape = (text) => text.replace(/[^\t\n\x20-\ud7ff\ue000-\ufffd]/g, " ").replace(/[&<>"]/g, (sign) => SIGNS[sign]);
 
-  const isOpener = (node) => node.classes.includes("rb-opener"); // a button whose text is a name
+  const isOpener = (node) => node.classes.some((name) => ["rb-opener", "rb-step"].includes(name)); // a button whose text is a name
 
   function isShown(node) {
     const [first] = node.children; // an entry of the legend is not shown if its mark is not

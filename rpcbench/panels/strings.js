@@ -343,17 +343,18 @@ const STRINGS = {
     help:
       "The last comparison of a parallel program with one process. Each row is a module, a parameter or a buffer, nested by " +
       "their names; each column a phase of a training step: initial values, outputs of modules, the loss, gradients of outputs, " +
-      "gradients of parameters, and what the optimizer made of them. A square is a value, and its colour is the verdict; the one " +
-      "with a black ring differs first, so later ones may be wrong because of it. The boxes beside a name are the ranks of the mesh: " +
-      "each is filled where that rank has the tensor, and dashed if it has none of it. A click on a square, or the arrow keys, show its error on each rank: the line " +
+      "gradients of parameters, and what the optimizer made of them. A square is a value, and its sign is the verdict; the one " +
+      "with a black ring differs first. Those that are wrong after it have an outline, as they may only follow from it. The boxes beside a name are the ranks of the mesh: " +
+      "each is filled where that rank has the tensor, and dashed if it has none of it; none fits: no way of sharing explains the values. A click on a square, or the arrow keys, show its error on each rank: the line " +
       "across a bar is what round-off explains. Of the value that differs first a map shows where: a cell is a number, or a block " +
       "of numbers, as red as the largest difference in it. Modules of a large model are folded where all is right.",
     hint: ["Nothing was compared yet. Compare two programs: ", "cluster.compare(reference=(make_model, step), parallel=(make_parallel, step))"],
     none: "Nothing was compared.",
     corner: "value",
     shared: "shared as",
+    some: (begin, end, all) => `value (rows ${begin} to ${end} of ${all})`,
     shown: "Step shown",
-    step: (number) => `step ${number}`,
+    stepWords: (number, hasFirst, word) => `step ${number}: ${hasFirst ? "has the first difference" : word || "no values"}`,
     model: "(model)",
     value: "value",
     call: (number) => `call ${number}`,
@@ -362,7 +363,15 @@ const STRINGS = {
     error: (error, allowed) => `error ${error}, allowed ${allowed}`,
     infinite: "infinite",
     layout: (words) => `shared as ${words}`,
-    nearest: (words) => `nearest to ${words}`,
+    nearest: (words) => (words ? `no way of sharing fits; the nearest is ${words}` : "no way of sharing fits the shapes"),
+    near: (words) => `nearest: ${words}`,
+    fitsNone: "none fits",
+    times: (times) => ` (${times} times as much)`,
+    on: (ranks) => ` on ${ranks}`,
+    onAll: (count) => ` on all ${count} ranks`,
+    isFirst: ", the first difference",
+    isFirstRight: ", and yet the fault is here: see the sentence at the top",
+    isLater: ", after the first difference; it may only follow from it",
     scale: (factor) => `${factor} times as large as in one process`,
     several: (count) => `${count} values`,
     rank: (rank) => `rank ${rank}`,
@@ -376,7 +385,13 @@ const STRINGS = {
     noLayout: "No layout fits the shapes of the ranks' values.",
     others: "Values of this square",
     byRank: "Errors by rank",
-    first: "the first difference",
+    first: "the first difference: look here first",
+    follows: "wrong after the first: may only follow from it",
+    bar: (allowed) => `norm of a rank's error; the upright line is what round-off explains: ${allowed}`,
+    map: (size, isPooled) =>
+      `map of a rank's piece${size && ` ${size}`}: the last dimension runs across, a cell is a ${isPooled ? "block of numbers" : "number"}`,
+    ramp: (largest, isPooled) => `${largest}: ${isPooled ? "largest difference in the block" : "difference of the number"}; grey: none`,
+    notFinite: "not finite",
     held: "what a rank has of the tensor",
     summand: "a summand of it",
     unlisted: "not listed",

@@ -5,6 +5,12 @@
 const VERDICTS = LISTS.compare.words; // see `telemetry/compare_view.py`
 const MOST_PARTS = 32; // ranks that are drawn
 const HEAT = 10; // percent of the largest difference in one level of a map
+const KEY = { tall: 18, cell: 9 }; // lines below the ranks that say what bars and maps show
+// Paths of signs: all verdicts but an empty outline have one.
+const SIGNS = {
+  wrong: "M-3 -3 L3 3 M3 -3 L-3 3", right: "M-3.5 0.2 L-1 2.8 L3.5 -2.6",
+  "cannot tell": "M-2.2 -1.6 a2.2 2.2 0 1 1 3.4 1.8 q-1.2 0.8 -1.2 1.6 M0 4 v0.3",
+};
 const PART = { wide: 138, bar: 132, head: 46, gap: 14, map: 132, low: 12, left: 12 };
 
 // Returns a number as 2.6 or 3.1e-7; null stands for one that is not finite.
@@ -20,13 +26,32 @@ const rankNames = (ranks) => (ranks.length === 1 ? TEXT.rank(ranks[0]) : TEXT.ra
 // Returns a value's name among those of its module and phase: the part of an output, the number of a call.
 const partName = ({ part, call }) => [part, call === null ? "" : TEXT.call(call)].filter(Boolean).join(" ") || TEXT.value;
 
-// Returns a value in phrases: what it is with its verdict, its size and error, and how the ranks have it.
-function valuePhrases(row) {
+// Returns how many times larger an error is, as 460,000.
+function timesOf(error, allowed) {
+  const times = Number((error / allowed).toPrecision(2));
+  return times < 1e9 ? String(times).replace(/\B(?=(\d{3})+$)/g, ",") : times.toExponential(1);
+}
+
+const isOver = (error, allowed) => error === null || error > allowed;
+
+// Returns on which ranks a wrong value differs, in words.
+function wrongRanks({ errors, allowed, ranks }) {
+  const over = errors.filter(([, error]) => isOver(error, allowed)).map(([rank]) => rank);
+  if (!over.length) return "";
+  return over.length === ranks.length && over.length > 1 ? TEXT.onAll(over.length) : TEXT.on(rankNames(over));
+}
+
+// Returns a value in phrases: what it is with its verdict, its size and error, and how the ranks have it. `first` is the
+// key of the first difference.
+function valuePhrases(row, first) {
   const part = partName(row) === TEXT.value ? "" : ` ${partName(row)}`;
-  const what = `${row.phase} ${row.name || TEXT.model}${part}: ${VERDICTS[row.word] ?? row.word}`;
+  const isWrong = row.word === "wrong";
+  const place = row.key === first ? (isWrong ? TEXT.isFirst : TEXT.isFirstRight) : isWrong && first ? TEXT.isLater : "";
+  const what = `${row.phase} ${row.name || TEXT.model}${part}: ${VERDICTS[row.word] ?? row.word}${isWrong ? wrongRanks(row) : ""}${place}`;
   const about = `${row.dtype} ${sizeText(row.shape)}, ${TEXT.norm(shortNumber(row.norm))}`;
-  const errors = row.ranks.length ? TEXT.error(shortNumber(row.error), shortNumber(row.allowed)) : "";
-  const layout = !row.words ? "" : row.word === "wrong" ? TEXT.nearest(row.words) : TEXT.layout(row.words);
+  const times = isWrong && row.error !== null && row.allowed > 0 ? TEXT.times(timesOf(row.error, row.allowed)) : "";
+  const errors = row.ranks.length ? TEXT.error(shortNumber(row.error), shortNumber(row.allowed)) + times : "";
+  const layout = !row.words ? "" : isWrong ? TEXT.nearest(row.words) : TEXT.layout(row.words);
   const scale = row.factor !== null && row.factor !== 1 ? TEXT.scale(shortNumber(row.factor)) : "";
   return [what, [about, errors].filter(Boolean).join(", "), layout, scale].filter(Boolean);
 }
@@ -70,7 +95,7 @@ function mapNode({ cells }) {
 // Draws what one rank has: its error as a bar, with a tick at what is allowed, and the map.
 function partNode(part, allowed, scale, at) {
   const { ranks, error, note, map } = part;
-  const over = error === null || error > allowed;
+  const over = isOver(error, allowed);
   const said = note ?? (error === null ? TEXT.infinite : TEXT.off(shortNumber(error)));
   const place = map ? TEXT.piece(sizeText(map.shape)) : "";
   const words = [rankNames(ranks), said, place].filter(Boolean).join(", ");
@@ -83,6 +108,23 @@ function partNode(part, allowed, scale, at) {
     svg("rect", { class: "rb-length", y: 22, width: error === null ? PART.bar : (PART.bar * error) / scale, height: 8, rx: 2 }),
     tick > 0 && tick < PART.bar ? svg("line", { class: "rb-tick", x1: tick, x2: tick, y1: 19, y2: 33 }) : "",
     ...(map ? [svg("g", { transform: `translate(0 ${PART.head - 4})` }, mapNode(map))] : []));
+}
+
+// Says what bars and maps show. `largest` is the difference of the darkest cell; null if one is not finite.
+function keyNodes({ allowed, largest }, maps, y) {
+  const levels = Array.from({ length: 100 / HEAT }, (_, n) => svg("rect", { class: "rb-heat", x: (n + 1) * KEY.cell, width: KEY.cell, height: KEY.cell, "fill-opacity": ((n + 1) * HEAT) / 100 }));
+  const wide = KEY.cell * (1 + levels.length);
+  const ramp = svg("g", { class: "rb-ramp", transform: "translate(14 1)" }, svg("rect", { class: "rb-ground", width: wide, height: KEY.cell }), ...levels,
+    svg("rect", { class: "rb-outline", width: wide, height: KEY.cell }));
+  const bar = svg("rect", { class: "rb-length", y: 2, width: 20, height: 6, rx: 2 });
+  const lines = [[bar, svg("line", { class: "rb-tick", x1: 6, x2: 6, y1: -2, y2: 12 }), label(28, 9, TEXT.bar(shortNumber(allowed)), "rb-note")]];
+  if (maps.length) {
+    const sizes = [...new Set(maps.map(({ shape }) => sizeText(shape)))];
+    const isPooled = maps.some(({ shape, cells }) => shape[0] > cells.length || shape[1] > (cells[0]?.length ?? 0));
+    lines.push([label(0, 9, TEXT.map(sizes.length === 1 ? sizes[0] : "", isPooled), "rb-note")]);
+    lines.push([label(0, 9, "0", "rb-note"), ramp, label(20 + wide, 9, TEXT.ramp(largest === null ? TEXT.notFinite : shortNumber(largest), isPooled), "rb-note")]);
+  }
+  return lines.map((line, n) => svg("g", { class: `rb-key-line ${kindOf("wrong")}`, transform: `translate(${PART.left} ${y + n * KEY.tall})` }, ...line));
 }
 
 // Draws a value's ranks side by side. Returns [node, width, height].
@@ -100,5 +142,7 @@ function evidence(row, width) {
     y += PART.head + Math.max(0, ...line.map(({ map }) => (map ? mapSides(map.cells)[0] * mapSides(map.cells)[3] + 8 : 0)));
   }
   if (all.length > parts.length) nodes.push(label(PART.left, (y += 16), TEXT.moreRanks(all.length - parts.length), "rb-note"));
-  return [svg("g", {}, ...nodes), parts.length ? y + 4 : 0];
+  const isMeasured = parts.some(({ note }) => !note);
+  const lines = isMeasured ? keyNodes(row, parts.flatMap(({ map }) => map ?? []), y + 8) : [];
+  return [svg("g", {}, ...nodes, ...lines), parts.length ? y + 10 + KEY.tall * lines.length : 0];
 }

@@ -1,14 +1,14 @@
 """The view of the comparison panel: a pure function from the tables of `compare.report_rows`, and its words.
 
 A row is a module, a parameter or a buffer; rows are nested by their names. What modules hold is folded where a model is
-large: but for the way to the first difference, and to other wrong values as far as there is room.
+large: but for the first module that differs, and the way to it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from rpcbench.base.charts import shorten_words
@@ -34,7 +34,7 @@ VERDICT_MARKS = {
 PHASES = ("initial", "forward", "loss", "backward", "gradient", "step")
 """The columns: the phases of `compare.capture`, but for inputs."""
 _LAYOUT_PHASES = ("forward", "gradient", "initial", "step")  # of the first that is right is the layout of a row
-_FEW, _MANY = 36, 48  # rows in sight at first: of all modules; with those where something is wrong
+_FEW, _MANY = 36, 48  # rows in sight at first, if the model is large; rows of a model that is not
 _LINE = 160  # characters of a line of text
 
 
@@ -43,8 +43,9 @@ def compare_view(world: World) -> View:
 
     `comparisons` has one row at most: `names` and `sizes` of the mesh, whether all is `ok`, in `words`, the key of the
     `first` difference's value, the `ranks` that differ, the number of `values`, `steps`, and the step shown at first.
-    `modules` (by name): `label`, `depth`, `parent` (None: none), `order`, whether it is `folded` at first, and the keys
-    of its `layouts`, by step. `values`: the rows of the table "verdicts". `layouts`: see `compare.report_rows`.
+    `modules` (by name): `label`, `depth`, `parent` (None: none), `order`, whether it is `folded` at first, the keys of
+    its `layouts`, by step, and the words of the `nearest` one, by step, where none fits.
+    `values`: the rows of the table "verdicts". `layouts`: see `compare.report_rows`.
     """
     found = [(worker, row) for worker, _, row in rows_of(world, "comparisons")]
     view: View = {
@@ -71,15 +72,16 @@ def _module_rows(values: Table, first: Row | None) -> Table:
     for name in list(names):
         names.update(dict.fromkeys(_ancestors(name)))
     layouts = _layouts_of(values.values())
+    nearest = _nearest_layouts(values.values(), layouts)
     rows: Table = {}
     for n, name in enumerate(_in_order(names, values.values())):
         parent = _parent(name)
         inside = name if not parent else name[len(parent) + 1 :]
         rows[name] = {
             "name": name, "label": inside, "depth": len(_ancestors(name)), "parent": parent, "order": n,
-            "folded": False, "layouts": layouts.get(name, {}),
+            "folded": False, "layouts": layouts.get(name, {}), "nearest": nearest.get(name, {}),
         }  # fmt: skip
-    for name in _choose_folded(rows, values.values(), first):
+    for name in _choose_folded(rows, first):
         rows[name]["folded"] = True
     return rows
 
@@ -120,37 +122,39 @@ def _place_in_module(name: str, holds: bool, forwards: dict[str, int]) -> tuple[
     return holds or name in forwards, forwards.get(name, math.inf)
 
 
-def _layouts_of(values: Iterable[Row]) -> dict[str, dict[str, str]]:
-    """Return the key of the learnt layout by module and step. Steps after the first one have no initial values."""
+def _layouts_of(values: Collection[Row]) -> dict[str, dict[str, str]]:
+    """Return the key of the learnt layout by module and step. Initial values stand in for those of all steps."""
     found: dict[str, dict[str, tuple[int, str]]] = {}
+    steps = range(max((row["step"] for row in values), default=0) + 1)
     for row in values:
         if row["word"] == "right" and row["layout"] and row["phase"] in _LAYOUT_PHASES:
             place = _LAYOUT_PHASES.index(row["phase"])
-            steps, step = found.setdefault(row["name"], {}), str(row["step"])
-            steps[step] = min(steps.get(step, (len(_LAYOUT_PHASES), "")), (place, row["layout"]))
-    return {name: {step: layout for step, (_, layout) in steps.items()} for name, steps in found.items()}
+            by_step = found.setdefault(row["name"], {})
+            for step in map(str, steps if row["phase"] == "initial" else [row["step"]]):
+                by_step[step] = min(by_step.get(step, (len(_LAYOUT_PHASES), "")), (place, row["layout"]))
+    return {name: {step: layout for step, (_, layout) in by_step.items()} for name, by_step in found.items()}
+
+
+def _nearest_layouts(values: Iterable[Row], layouts: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Return the words of the nearest layout by module and step, of what is wrong and has no learnt one; they are empty
+    where no layout has the right shapes."""
+    found: dict[str, dict[str, str]] = {}
+    for row in values:
+        name, step = row["name"], str(row["step"])
+        if row["word"] == "wrong" and row["phase"] in _LAYOUT_PHASES and step not in layouts.get(name, {}):
+            found.setdefault(name, {}).setdefault(step, row["words"])
+    return found
 
 
 # -- what is folded
-def _choose_folded(rows: Table, values: Iterable[Row], first: Row | None) -> set[str]:
+def _choose_folded(rows: Table, first: Row | None) -> set[str]:
     if len(rows) <= _MANY:
         return set()
     deepest = max(row["depth"] for row in rows.values())
     depths = Counter(row["depth"] for row in rows.values())
     depth = next((d for d in range(deepest, 1, -1) if sum(depths[n] for n in range(d + 1)) <= _FEW), 1)
     folded = {row["parent"] for row in rows.values() if row["depth"] > depth}
-    wrong = [row["name"] for row in values if row["word"] == "wrong"]
-    for name in [*([first["name"]] if first else []), *wrong]:
-        around = folded.intersection(_ancestors(name))
-        is_first = first is not None and name == first["name"]
-        if around and not is_first and _count_shown(rows, folded - around) > _MANY:
-            break
-        folded -= around
-    return folded
-
-
-def _count_shown(rows: Table, folded: set[str]) -> int:
-    return sum(folded.isdisjoint(_ancestors(name)) for name in rows)
+    return folded.difference((first["name"], *_ancestors(first["name"])) if first else ())
 
 
 # -- text

@@ -89,6 +89,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "layout": str, "words": str, "error": (None, float), "allowed": (None, float), "norm": (None, float),
         "factor": (None, float), "shape": [int], "dtype": str, "ranks": [int], "missing": [int],
         "errors": [[int, (None, float)]], "maps": [[[int], [int, int], [[int]]]],
+        "largest": (None, float),
     },
     "layouts": {
         "words": str, "names": [str], "sizes": [int], "summed": bool,

@@ -104,6 +104,7 @@ def test_a_map_shows_where_the_first_wrong_value_differs(four):
     cells = [torch.tensor(cells) for _, _, cells in row["maps"]]
     assert [each.shape for each in cells] == [(32, 4)] * 4 and [int(each.sum()) for each in cells][:2] == [0, 0]
     assert cells[2][:8, 0].tolist() == [100] * 8 and int(cells[2].sum()) == 800, "twenty rows of eighty, in one column"
+    assert row["largest"] == pytest.approx(1.0, abs=1e-6), "the scale of the maps"
     assert sum(bool(each["maps"]) for each in tables["verdicts"].values()) == 1
 
 
@@ -116,7 +117,7 @@ def test_values_that_have_no_number_of_an_error(four, change):
     if change is spoil_shape:
         assert row["errors"] == [] == row["maps"]
     else:
-        assert row["errors"][1] == [1, None] and row["maps"][1][2] == [[0, 100]]
+        assert row["errors"][1] == [1, None] and row["maps"][1][2] == [[0, 100]] and row["largest"] is None
 
 
 @pytest.mark.process

@@ -5,11 +5,17 @@ import { test } from "node:test";
 
 import { load, plain } from "./load.mjs";
 
-const { miniSize, partsOf, shortNumber, squaresOf, visibleRows } =
-  load("compare", "miniSize", "partsOf", "shortNumber", "squaresOf", "visibleRows");
+const { miniSize, partsOf, shortNumber, squaresOf, timesOf, visibleRows, wrongRanks } =
+  load("compare", "miniSize", "partsOf", "shortNumber", "squaresOf", "timesOf", "visibleRows", "wrongRanks");
 
 test("numbers are short", () => {
   assert.deepEqual([0, 2.04, 0.00123, 3.14e-7, 120_000, null].map(shortNumber), ["0", "2", "0.0012", "3.1e-7", "1.2e+5", "infinite"]);
+});
+
+test("an error is so many times what is allowed, on these ranks", () => {
+  assert.deepEqual([[3, 1], [2.34, 1e-3], [0.92, 2e-5], [1, 1e-12]].map(([one, other]) => timesOf(one, other)), ["3", "2,300", "46,000", "1.0e+12"]);
+  const on = (...errors) => wrongRanks({ errors: errors.map((error, rank) => [rank, error]), allowed: 0.1, ranks: errors.map((_, rank) => rank) });
+  assert.deepEqual([on(0, 1), on(1, null, 0), on(1, 1), on(0, 0)], [" on rank 1", " on ranks 0, 1", " on all 2 ranks", ""]);
 });
 
 test("a layout is drawn where there are few ranks", () => {

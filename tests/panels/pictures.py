@@ -194,7 +194,7 @@ def value(phase: str, name: str, word: str = "right", layout: str = "tp Replicat
         "step": 0, "phase": phase, "name": name, "part": "", "call": None, "word": word, "layout": layout,
         "words": layout, "error": error, "allowed": 1e-6, "norm": 4.0, "factor": 1.0, "shape": [4, 2],
         "dtype": "float32", "ranks": [0, 1, 2, 3], "missing": [], "errors": [[n, error * (n > 1)] for n in range(4)],
-        "maps": [], **more,
+        "maps": [], "largest": None, **more,
     }  # fmt: skip
 
 

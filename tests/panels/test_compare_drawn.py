@@ -10,7 +10,7 @@ pytestmark = pytest.mark.browser
 MAPS = [[[0, 1], [2, 3], [[0, 0, 0], [0, 0, 0]]], [[2], [2, 3], [[100, 0, 41], [0, 0, 0]]]]
 WRONG = [
     value("initial", "up.weight", layout="on rank 0"), value("forward", "up", layout="tp Shard(1)"),
-    value("forward", "down", "wrong", maps=MAPS), value("forward", "", "not there", ranks=[], errors=[]),
+    value("forward", "down", "wrong", maps=MAPS, largest=0.75), value("forward", "", "not there", ranks=[], errors=[]),
     value("loss", "", "cannot tell"), value("gradient", "up.weight", "wrong"),
 ]  # fmt: skip
 
@@ -43,8 +43,11 @@ def test_each_value_is_a_square_with_the_colour_of_its_verdict(show):
     assert shown.texts(".rb-row > .rb-name > text, .rb-fold text:last-child") == ["(model)", "up", "weight", "down"]
     assert squares(shown, "") == ["rb-is-not-there", "rb-is-cannot-tell"]
     assert squares(shown, "up.weight") == ["rb-is-right", "rb-is-wrong"]
-    fills = shown.page.locator(".rb-row .rb-fill").evaluate_all("all => all.map(one => getComputedStyle(one).fill)")
-    assert len({*fills}) == 4 and fills[0] == "none", "the outline alone of what is not there"
+    looks = """all => all.map(one => [one.parentNode.classList[1], getComputedStyle(one).fill !== 'none' &&
+      getComputedStyle(one).fill !== getComputedStyle(one.closest('.rb-panel')).backgroundColor,
+      one.nextElementSibling?.getAttribute('d') ?? ''])"""
+    signs = {kind: (filled, sign) for kind, filled, sign in shown.page.locator(".rb-row .rb-fill").evaluate_all(looks)}
+    assert len({*signs.values()}) == 4 and signs["rb-is-not-there"] == (False, ""), "tellable apart without colours"
     assert shown.page.locator(".rb-row .rb-first").evaluate_all("all => all.map(one => one.dataset.value)") == ["2"]
     assert "2 wrong, 2 right" in shown.page.locator(".rb-picture > desc").text_content()
 
@@ -63,13 +66,21 @@ def test_how_the_ranks_share_a_value_stands_beside_it(show):
 def test_a_click_shows_the_errors_by_rank_and_where_the_first_one_differs(show):
     shown = show("compare", compared(*WRONG, first="2"))
     words = shown.page.locator(".rb-words")
-    assert words.inner_text().startswith("forward down: wrong · float32 [4, 2], norm 4, error 2.5, allowed 1.0e-6")
+    assert words.inner_text() == (
+        "forward down: wrong on ranks 2, 3, the first difference · float32 [4, 2], norm 4, error 2.5, allowed 1.0e-6 "
+        "(2,500,000 times as much) · no way of sharing fits; the nearest is tp Replicate"
+    )
+    assert shown.texts(".rb-key-line text") == [
+        "norm of a rank's error; the upright line is what round-off explains: 1.0e-6",
+        "map of a rank's piece [2, 3]: the last dimension runs across, a cell is a number",
+        "0", "0.75: difference of the number; grey: none",
+    ]  # fmt: skip
     parts = shown.page.locator(".rb-part")
     assert parts.evaluate_all("all => all.map(one => one.dataset.ranks)") == ["0,1", "2", "3"]
     assert shown.texts(".rb-part > title") == [
         "ranks 0, 1, error 0, of a piece of [2, 3]", "rank 2, error 2.5, of a piece of [2, 3]", "rank 3, error 2.5",
     ]  # fmt: skip
-    heat = shown.page.locator(".rb-heat").evaluate_all(
+    heat = shown.page.locator(".rb-map .rb-heat").evaluate_all(
         "all => all.map(one => [one.getAttribute('fill-opacity'), one.getAttribute('d')])"
     )
     assert heat == [["1", "M0 0h12v12h-12z"], ["0.5", "M24 0h12v12h-12z"]], "in levels of ten percent"
@@ -100,10 +111,46 @@ def test_a_folded_module_shows_the_worst_of_all_that_it_holds(show):
 
 def test_one_step_of_several_is_shown(show):
     shown = show("compare", compared(value("forward", "up"), value("forward", "up", "wrong", step=1), first="1"))
-    assert squares(shown, "up") == ["rb-is-wrong"] and shown.texts("select option") == ["step 0", "step 1"]
-    shown.page.locator("select").select_option("0")
+    assert squares(shown, "up") == ["rb-is-wrong"]
+    assert shown.texts(".rb-step") == ["step 0: right", "step 1: has the first difference"]
+    assert shown.texts(".rb-step[aria-pressed=true]") == ["step 1: has the first difference"]
+    shown.page.get_by_role("button", name="step 0").click()
     shown.page.locator(".rb-is-right[data-value='0']").wait_for()
     assert shown.page.locator(".rb-below").is_hidden()
+    shown.page.get_by_role("button", name="step 1").click()
+    says(shown, "forward up: wrong on ranks 2, 3, the first difference")
+    shown.move(compared(value("forward", "up")))
+    assert shown.page.locator(".rb-steps").is_hidden(), "one step alone needs no choice"
+
+
+def test_what_is_wrong_after_the_first_difference_is_drawn_as_its_consequence(show):
+    shown = show("compare", compared(*WRONG, first="2"))
+    follows = shown.page.locator(".rb-row .rb-follows").evaluate_all("all => all.map(one => one.dataset.value)")
+    assert follows == ["5"] and shown.texts(".rb-legend span")[:2] == [
+        "the first difference: look here first", "wrong after the first: may only follow from it",
+    ]  # fmt: skip
+    shown.page.locator("[data-value='5']").click()
+    says(shown, "wrong on ranks 2, 3, after the first difference; it may only follow from it")
+    shown.move(compared(*WRONG[:3], value("gradient", "up.weight", "wrong"), first="1"))
+    assert squares(shown, "up") == ["rb-is-wrong"], "summands that nobody adds up are right, and the fault all the same"
+    says(shown, "forward up: right, within round-off, and yet the fault is here")
+
+
+def test_what_no_way_of_sharing_fits_is_said_and_the_nearest_one(show, page):
+    page.set_viewport_size({"width": 1200, "height": 700})
+    shown = show("compare", compared(*WRONG, value("forward", "odd", "wrong", words="", errors=[]), first="2"))
+    said = shown.page.locator("[data-module='down'] > text").all_text_contents()
+    assert said == ["none fits", "nearest: tp Replicate"]
+    assert shown.page.locator("[data-module='odd'] > text").all_text_contents() == ["none fits"]
+    page.set_viewport_size({"width": 1000, "height": 700})
+
+
+def test_the_first_difference_is_in_sight(show):
+    values = [value("forward", f"blocks.{n}", "wrong" if n > 92 else "right") for n in range(120)]
+    shown = show("compare", compared(*values, first="93"))
+    inside = """(one, body) => { const [a, b] = [one, document.querySelector(body)].map(e => e.getBoundingClientRect());
+      return a.top > b.top && a.bottom < b.bottom; }"""
+    assert shown.page.locator(".rb-row .rb-first").evaluate(inside, ".rb-body")
 
 
 @pytest.mark.parametrize("width", [700, 1400])

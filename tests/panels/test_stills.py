@@ -11,7 +11,23 @@ import addresses
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from pictures import ask, gpipe, launch, meet, own, record, run_backward, send, shard, tell, use, watch, world
+from pictures import (
+    ask,
+    compare,
+    gpipe,
+    launch,
+    meet,
+    own,
+    record,
+    run_backward,
+    send,
+    shard,
+    tell,
+    use,
+    value,
+    watch,
+    world,
+)
 from shown import busy_world
 from sizes import long
 
@@ -124,6 +140,15 @@ def test_messages_in_their_order_and_the_last_of_a_collective():
     meet(at, 1, {1: 6.0, 2: 6.5, 3: 6.2}, 7.0)
     made = still("messages", at)
     assert len(elements(made, "rb-dot")) == 3 + 2 and len(elements(made, "rb-dot rb-last")) == 1 + 1, "and the legend's"
+
+
+def test_of_a_comparison_the_rows_around_the_first_difference_are_drawn_and_its_step_is_named():
+    at = world(2)
+    values = [value("forward", f"blocks.{n}", "wrong" if n > 92 else "right", step=1) for n in range(120)]
+    compare(at, *values, first="93")
+    made = still("compare", at)
+    assert len(elements(made, "rb-square rb-first")) == 1 and len(elements(made, "rb-row")) == 46
+    assert "value (rows 73 to 118 of 122)" in words(made) and "step 1: has the first difference" in words(made)
 
 
 def test_of_many_the_first_are_drawn():
