@@ -174,6 +174,8 @@ class AutogradRecorder:
         self._messages = Counter(first_serial(agent.incarnation))
         self._ids = Counter(first_serial(agent.incarnation))
         self._current: ContextVar[int | None] = ContextVar("rpcbench_context", default=None)
+        self.on_release: list[Callable[[int], object]] = []
+        """Called with the id of each context that this worker is about to release."""
 
     # -- contexts
     def new_context(self) -> int:
@@ -204,6 +206,8 @@ class AutogradRecorder:
 
     def release_context(self, context: int, notified: Iterable[int] = ()) -> None:
         """Release a context on all workers, except those in `notified`, which are notified otherwise."""
+        for listener in [*self.on_release]:
+            listener(context)
         self._machine.feed_event(lambda node: node.process_outcome(node.contexts.release_context(context, notified)))
 
     def find_record(self, context: int) -> Recorded:

@@ -4,7 +4,8 @@ Guarantees
 - The program computes what it computes without a capture, but for dropout (see `masks`).
 - Names are those of the model without the wrappers of DDP, FSDP, activation checkpoints and `torch.compile`.
 - The second forward of a checkpointed module is no call of its own, nor is one that only learns shapes.
-- The values lie in a `Spool`, not in memory. Several calls of a module (micro-batches, recurrence) are kept in order.
+- The values lie in a `Spool`, not in memory. Several calls of a module (micro-batches, recurrence) are kept in order,
+  and may run on several threads.
 - After `close` no hook is left on the model.
 """
 
@@ -23,8 +24,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -92,26 +94,73 @@ StoreValue = Callable[[Key, int, Tensor], Stored]
 """Takes a key, the number of a call and a dense value, which it must not keep a reference to."""
 
 
+NamedPart = tuple[str, nn.Module]
+"""A part of a model, with its name in the model; "" for the model itself."""
+
+
+_NO_CALL = -1
+
+
+class _RunningCalls:
+    """Numbers the calls of each module in a turn, by thread from the begin to the end of their forward."""
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+        self._lock = threading.Lock()
+        self._counts: defaultdict[tuple[str, bool, int], int] = defaultdict(int)
+
+    def enter_call(self, name: str, again: bool, rank: int) -> int:
+        """Return the number of a call that begins on this thread. Calls of one rank are in the order in which they are
+        made, and the first calls of all ranks, by rank, come before the second ones. `again`: the call was made before,
+        and gets the number that it had."""
+        with self._lock:
+            count = self._counts[name, again, rank]
+            self._counts[name, again, rank] += 1
+        self._stack().append((count << 64) + rank if rank else count)
+        return self._stack()[-1]
+
+    def enter_no_call(self) -> None:
+        """Begin a forward that is no call."""
+        self._stack().append(_NO_CALL)
+
+    def current_call(self) -> int:
+        return self._stack()[-1]
+
+    def leave_call(self) -> None:
+        self._stack().pop()
+
+    def begin_turn(self) -> None:
+        self._counts.clear()
+
+    def _stack(self) -> list[int]:
+        found: list[int] | None = getattr(self._thread, "stack", None)
+        if found is None:
+            found = self._thread.stack = []
+        return found
+
+
 class Capture:
     """The values of a model's run on this process, made by `rpcbench.capture`; for `cluster.compare_captures`.
 
     Args:
-        model: Its modules get hooks; `close` removes them.
+        model: Its modules get hooks; `close` removes them. Or several parts of it, with the name of each.
         perturb: Applied to each output, each gradient of one, and the model's inputs on their way; parameters are moved
             once, after their initial values were kept.
         store: Takes each value, in place of the spool.
     """
 
-    def __init__(self, model: nn.Module, perturb: Perturb | None = None, store: StoreValue | None = None) -> None:
+    def __init__(
+        self, model: nn.Module | Sequence[NamedPart], perturb: Perturb | None = None, store: StoreValue | None = None
+    ) -> None:
         self.spool = Spool()
         self._store = store or self._spool_value
         self.catalog = Catalog({}, {}, {}, {})
-        self._model = model
+        self._parts: Sequence[NamedPart] = [("", model)] if isinstance(model, nn.Module) else model
         self._perturb = perturb
         self._turn = 0
-        self._calls: defaultdict[str, int] = defaultdict(int)  # module → forwards in this turn
-        self._again: defaultdict[str, int] = defaultdict(int)  # module → forwards that were run again in backward
+        self._running = _RunningCalls()
         self._without_grad: set[tuple[str, int]] = set()  # calls that autograd did not see: reentrant checkpoints
+        self._stepped: set[str] = set()  # parameters with the gradient that an optimizer has stepped with
         self._has_stepped = False
         self._masks = MaskRecorder(self.catalog.masks)
         self._handles: list[RemovableHandle] = [
@@ -122,7 +171,7 @@ class Capture:
         self._keep_parameters(INITIAL)
         if perturb is not None:
             with torch.no_grad():
-                for parameter in model.parameters():
+                for parameter in self._named_parameters().values():
                     local_tensor(parameter).copy_(perturb("", local_tensor(parameter)))
 
     def __enter__(self) -> Self:
@@ -143,7 +192,7 @@ class Capture:
 
     # -- hooks
     def _add_module_hooks(self) -> None:
-        for name, module in iterate_modules(self._model):
+        for name, module in self._iterate_modules():
             known = name in self.catalog.modules  # a wrapper has the hooks of what it wraps
             own = tuple(join_name(name, each) for each, _ in module.named_parameters(recurse=False))
             self.catalog.modules[name] = ModuleFacts(_class_name(module), own)
@@ -155,28 +204,32 @@ class Capture:
                 ]
 
     def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        is_inferring = is_inferring_shapes()
-        self._masks.enter_module(None if is_inferring else name)
-        if is_in_backward() or is_inferring:
+        if is_inferring_shapes():
+            self._masks.enter_module(None)
+            self._running.enter_no_call()
+            return None
+        self._masks.enter_module(name)
+        again = self._is_run_again()
+        call = self._running.enter_call(name, again, self._rank_of_call())
+        if again:
             return None
 
         def keep(path: str, tensor: Tensor) -> Tensor:
             if self._perturb is not None and name == "":
                 tensor = self._perturb(name, tensor)
-            self._keep_value(INPUT, name, path, self._calls[name], tensor)
+            self._keep_value(INPUT, name, path, call, tensor)
             return tensor
 
         found = map_tensors(keep, (args, kwargs))
         return found if self._perturb is not None and name == "" else None
 
     def _after_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        if is_in_backward():
-            self._watch_again(name, output)
+        call = self._running.current_call()
+        if call == _NO_CALL:
             return None
-        if is_inferring_shapes():
+        if self._is_run_again():
+            self._watch_again(name, call, output)
             return None
-        call = self._calls[name]
-        self._calls[name] += 1
 
         def keep(path: str, tensor: Tensor) -> Tensor:
             if self._perturb is not None:
@@ -192,12 +245,19 @@ class Capture:
         return found if self._perturb is not None else None
 
     def _leave_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self._running.leave_call()
         self._masks.leave_module()
 
-    def _watch_again(self, name: str, output: Any) -> None:
+    def _is_run_again(self) -> bool:
+        """Return whether the forward on this thread is one that was run before, and is no call of its own."""
+        return is_in_backward()
+
+    def _rank_of_call(self) -> int:
+        """Return a number that puts the calls of a module in order, where they may run in any; 0: in theirs."""
+        return 0
+
+    def _watch_again(self, name: str, call: int, output: Any) -> None:
         """Watch the gradients of an output that was computed again, if the first forward had none."""
-        call = self._again[name]
-        self._again[name] += 1
         if (name, call) in self._without_grad:
 
             def watch(path: str, tensor: Tensor) -> Tensor:
@@ -216,9 +276,9 @@ class Capture:
         return None if self._perturb is None else moved
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._owns_any(optimizer) and not self._has_stepped:
+        if self._owns_any(optimizer):
             self._has_stepped = True
-            self._keep_parameters(GRADIENT)
+            self._keep_parameter_gradients(settles=True)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for name, parameter in self._named_parameters().items():
@@ -237,16 +297,15 @@ class Capture:
         if loss is not None:
             value = loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
             self._keep_value(LOSS, "", "", 0, value)
-        if not self._has_stepped:
-            self._keep_parameters(GRADIENT)
-        else:
+        self._keep_parameter_gradients(settles=False)
+        if self._has_stepped:
             self._keep_parameters(STEP)
         for name, buffer in self._named_buffers():
             self._keep_value(STEP, name, "", 0, buffer)
         self._turn += 1
         self._has_stepped = False
-        self._calls.clear()
-        self._again.clear()
+        self._stepped.clear()
+        self._running.begin_turn()
         self._without_grad.clear()
 
     def _has_open_step(self) -> bool:
@@ -254,19 +313,37 @@ class Capture:
 
     def _keep_parameters(self, phase: str) -> None:
         for name, parameter in self._named_parameters().items():
-            value = parameter.grad if phase == GRADIENT else parameter
-            if value is not None:
-                self._keep_value(phase, name, "", 0, value)
+            self._keep_value(phase, name, "", 0, parameter)
+
+    def _keep_parameter_gradients(self, settles: bool) -> None:
+        """Keep the gradients of parameters that no optimizer has stepped with. `settles`: one does so now."""
+        for name, gradient in self._gradients().items():
+            if name not in self._stepped:
+                self._keep_value(GRADIENT, name, "", 0, gradient)
+                if settles:
+                    self._stepped.add(name)
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the parameters that have one."""
+        return {name: each.grad for name, each in self._named_parameters().items() if each.grad is not None}
+
+    # -- the model
+    def _iterate_modules(self) -> Iterator[NamedPart]:
+        return ((join_name(path, name), each) for path, part in self._parts for name, each in iterate_modules(part))
 
     def _named_parameters(self) -> dict[str, Tensor]:
-        reading = read_model(self._model)
-        self.catalog.tied.update({each.piece.name: each.piece.also for each in reading.parameters if each.piece.also})
-        return {each.piece.name: source_tensor(each.source) for each in reading.parameters}
+        found: dict[str, Tensor] = {}
+        for path, part in self._parts:
+            for piece, source in read_model(part).parameters:
+                first, *others = (join_name(path, each) for each in (piece.name, *piece.also))
+                found[first] = source_tensor(source)
+                self.catalog.tied.update({first: tuple(others)} if others else {})
+        return found
 
     def _named_buffers(self) -> list[tuple[str, Tensor]]:
         return [
             (join_name(name, each), buffer)
-            for name, module in iterate_modules(self._model)
+            for name, module in self._iterate_modules()
             for each, buffer in module.named_buffers(recurse=False)
         ]
 
@@ -320,8 +397,8 @@ def is_inferring_shapes() -> bool:
 
 
 def join_name(path: str, name: str) -> str:
-    """Return the name in the model of a child, parameter or buffer of the module at `path`."""
-    return f"{path}.{name}" if path else name
+    """Return the name in the model of a child, parameter or buffer of the module at `path`; "" is the module itself."""
+    return ".".join(filter(None, (path, name)))
 
 
 def _class_name(module: nn.Module) -> str:

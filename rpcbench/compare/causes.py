@@ -96,10 +96,10 @@ def _is_missing(evidence: Evidence) -> str | None:
         )
     if verdict.key.phase != GRADIENT or not verdict.missing:
         return None
-    if len(verdict.missing) == len(evidence.runs.ranks):
+    if not verdict.places:
         return (
-            "no rank has a gradient: the forward pass does not use the parameter or cuts it off, or its reduction is "
-            "put off to a later step (no_sync)"
+            "no rank has a gradient: the forward pass does not use the parameter or cuts it off (detach, no_grad, a "
+            "call outside of the autograd context), or its reduction is put off to a later step (no_sync)"
         )
     return (
         f"the parameter has no gradient on {rank_words(evidence.runs.mesh.sizes, verdict.missing)}: the forward pass "
@@ -221,7 +221,8 @@ def _is_cut_short(evidence: Evidence) -> str | None:
     listed = " and ".join(map(str, sorted(shapes)))
     return (
         f"the shapes do not fit: the reference has {whole}, the ranks have {listed}, and no way to cut or copy gives "
-        "that. Rows may be missing or dropped where a size is not divisible by the number of ranks: pad it"
+        "that. Rows may be missing: a micro-batch that is left out, or rows that are dropped where a size is not "
+        "divisible by the number of ranks (pad it)"
     )
 
 
@@ -343,6 +344,22 @@ def _is_wrong_inside(evidence: Evidence) -> str | None:
     return None
 
 
+def _has_not_moved(evidence: Evidence) -> str | None:
+    """No rank that holds the parameter has another value than before the step."""
+    key = evidence.verdict.key
+    before = key._replace(turn=key.turn - 1) if key.turn else key._replace(phase=INITIAL)
+    if key.phase != STEP or key.part or before not in evidence.runs.reference.catalog.values:
+        return None
+    earlier = evidence.runs.read_values(before, None)
+    values = evidence.runs.read_values(key, None)
+    if not values or not all(place in earlier and torch.equal(earlier[place], values[place]) for place in values):
+        return None
+    return (
+        f"the parameter has not moved in the step, on {rank_words(evidence.runs.mesh.sizes, values)}, and the "
+        "reference's has: no optimizer has this parameter, or the one that has it does not step"
+    )
+
+
 # -- one rank
 def _places_apart(evidence: Evidence) -> list[Coordinate]:
     """Return the ranks that alone are wrong: the others fit a layout, and are the most."""
@@ -445,8 +462,8 @@ def _is_batch_norm(evidence: Evidence) -> str | None:
     if "BatchNorm" not in evidence.kind or evidence.verdict.key.phase not in (FORWARD, STEP):
         return None
     return (
-        "each rank normalizes by the mean and the variance of its own rows, and the reference by those of the whole "
-        "batch: use SyncBatchNorm, or a norm without statistics of the batch"
+        "each rank or micro-batch normalizes by the mean and the variance of its own rows, and the reference by those "
+        "of the whole batch: use SyncBatchNorm, or a norm without statistics of the batch"
     )
 
 
@@ -496,6 +513,7 @@ CAUSES: tuple[Cause, ...] = (
     _is_running_statistic,
     reductions.is_tied,
     _has_old_gradient,
+    _has_not_moved,
     reductions.is_scaled,
     reductions.is_in_summands,
     reductions.has_bias_apart,

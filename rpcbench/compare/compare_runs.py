@@ -66,7 +66,7 @@ class Runs:
             yield from self._judge_key(key)
 
     def read_whole(self, key: Key, call: int | None) -> Tensor:
-        """Return a value of the reference; `call` None: all calls, joined."""
+        """Return a value of the reference; `call`: its place among the calls; None: all, joined."""
         own = self.reference.catalog.values[key]
         return _join([self.reference.spool.read_tensor(own[n].stored) for n in _select_calls(own, call)])
 
@@ -88,15 +88,16 @@ class Runs:
     def _judge_key(self, key: Key) -> Iterator[ValueVerdict]:
         own = self.reference.catalog.values[key]
         counts = {len(calls) for catalog in self.ranks.values() if (calls := catalog.values.get(key))}
-        for call in [*own] if len(own) > 1 and counts <= {len(own)} else [None]:
+        for call in range(len(own)) if len(own) > 1 and counts <= {len(own)} else [None]:
             yield self._judge_call(key, call)
 
     def _judge_call(self, key: Key, call: int | None) -> ValueVerdict:
         whole, values = self.read_whole(key, call), self.read_values(key, call)
         verdict = self._judge_values(key, call, whole, values)
-        if verdict.word == WRONG and (others := self._read_repeated(key, whole)) is not None:
-            again = self._judge_values(key, call, whole, others)
-            verdict = again if again.word == RIGHT else verdict
+        for read_otherwise in (self._read_repeated, self._read_in_turn):
+            if verdict.word == WRONG and (others := read_otherwise(key, whole)) is not None:
+                again = self._judge_values(key, call, whole, others)
+                verdict = again if again.word == RIGHT else verdict
         if key.phase == BACKWARD and verdict.word == RIGHT:
             self.factors.setdefault(key.turn, verdict.factor)
         if verdict.word == WRONG and key.phase != LOSS and key.name in self.partial_modules:
@@ -123,6 +124,18 @@ class Runs:
             elif all(torch.equal(value, calls[0]) for value in calls):
                 found[place] = calls[0]
         return found or None
+
+    def _read_in_turn(self, key: Key, whole: Tensor) -> Values | None:
+        """Return the values of replicas of a pipeline, which get micro-batches of any sizes in turn, as if one rank had
+        run all of these: numbers of calls are those of micro-batches. None if the ranks' calls are not so."""
+        places = [place for place, catalog in self.ranks.items() if catalog.values.get(key)]
+        calls = [(n, place, kept) for place in places for n, kept in self.ranks[place].values[key].items()]
+        if len(places) < 2 or len({n for n, _, _ in calls}) < len(calls):
+            return None
+        if len({kept.stored.shape[1:] for _, _, kept in calls}) > 1:
+            return None
+        calls.sort(key=lambda call: call[0])
+        return {places[0]: _join([self.read_value(place, kept) for _, place, kept in calls])}
 
     def _allowed_error(self, key: Key, call: int | None, whole: Tensor, values: Mapping[Coordinate, Tensor]) -> float:
         moved = [self.movements[key][n] for n in _select_calls(self.movements[key], call)]
@@ -164,7 +177,8 @@ class Runs:
 
 
 def _select_calls(calls: Mapping[int, object], call: int | None) -> list[int]:
-    return sorted(calls) if call is None else [call] if call in calls else []
+    """Return the numbers of all calls, or of the one at a place in their order."""
+    return sorted(calls) if call is None else sorted(calls)[call : call + 1]
 
 
 def _join(calls: Sequence[Tensor]) -> Tensor:

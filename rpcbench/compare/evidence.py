@@ -127,10 +127,13 @@ class Evidence:
 
 
 def rank_words(sizes: Sequence[int], places: Iterable[Coordinate]) -> str:
-    """Return ranks by number: `rank 2`, `ranks 0 and 1`."""
+    """Return ranks by number: `rank 2`, `ranks 0 and 1`; `the driver`, which is in no mesh."""
     numbers = sorted(rank_number(sizes, place) for place in places)
-    words = [str(each) for each in numbers]
-    return f"rank {words[0]}" if len(words) == 1 else f"ranks {', '.join(words[:-1])} and {words[-1]}"
+    words = [str(each) for each in numbers if each < math.prod(sizes)]
+    listed = (
+        f"rank {words[0]}" if len(words) == 1 else f"ranks {', '.join(words[:-1])} and {words[-1]}" if words else ""
+    )
+    return " and ".join(filter(None, (listed, "the driver" if len(words) < len(numbers) else "")))
 
 
 def rank_number(sizes: Sequence[int], place: Coordinate) -> int:

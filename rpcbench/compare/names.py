@@ -77,7 +77,8 @@ def renumber_modules(
 
 def _split_stages(reference: Catalog, place: Coordinate, catalog: Catalog) -> Iterator[StageNames]:
     """Yield the stages of a rank, in order."""
-    if catalog.modules[""].kind not in _CONTAINERS or reference.modules[""].kind in _CONTAINERS:
+    root = catalog.modules.get("")  # None: the parts of a driven model, which have their names
+    if root is None or root.kind not in _CONTAINERS or reference.modules[""].kind in _CONTAINERS:
         yield StageNames(place, 0, catalog, {name: name for name in catalog.modules})
         return
     keys = dict.fromkeys(name.partition(".")[0] for name in catalog.modules if name)

@@ -177,7 +177,7 @@ def is_other_expert(evidence: Evidence) -> str | None:
     for place, catalog in evidence.runs.ranks.items():
         for other in catalog.values if place not in places else ():
             if other._replace(name=key.name) == key and re.sub(r"\d+", "#", other.name) == pattern:
-                value = as_numbers(evidence.runs.read_value(place, catalog.values[other][0]))
+                value = as_numbers(evidence.runs.read_value(place, next(iter(catalog.values[other].values()))))
                 if value.shape == own.shape and evidence.is_near(norm_of(value - own)):
                     return (
                         f"{other.name}, another parameter on another rank, has the same gradient: it is reduced over a "

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rpcbench.base.errors import CompareError, count_noun
-from rpcbench.compare.capture import BACKWARD, FORWARD, INPUT, STEP, Key
+from rpcbench.compare.capture import BACKWARD, FORWARD, INITIAL, INPUT, STEP, Key
 from rpcbench.compare.causes import explain, explain_masks
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.error_maps import map_errors
@@ -131,7 +131,7 @@ def _details(verdict: ValueVerdict) -> str:
 def make_report(runs: Runs) -> CompareReport:
     """Judge all values of the runs, and explain the first difference."""
     verdicts = tuple(runs.judge_all())
-    if all(each.word == ABSENT for each in verdicts if each.key.phase == FORWARD):
+    if all(each.word == ABSENT for each in verdicts if each.key.phase in (INITIAL, FORWARD)):
         _refuse_names(runs)
     return CompareReport(runs.mesh, verdicts, _find_first(runs, verdicts))
 
@@ -140,8 +140,8 @@ def _refuse_names(runs: Runs) -> None:
     own = next((name for name in runs.reference.catalog.modules if name), "")
     theirs = {name for catalog in runs.ranks.values() for name in catalog.modules if name}
     raise CompareError(
-        f"the two models have no module in common that ran: the reference has {own!r} and others, the ranks have "
-        f"{sorted(theirs)[:5]}. Their modules must have the same names"
+        f"the two models have no module and no parameter in common: the reference has {own!r} and others, the ranks "
+        f"have {sorted(theirs)[:5]}. Their modules must have the same names"
     )
 
 

@@ -131,7 +131,8 @@ def _layout_row(verdict: ValueVerdict, mesh: Mesh) -> Row:
     layout = verdict.fit.layout
     boxes: list[list[list[float]] | None] = [None] * math.prod(mesh.sizes)
     for place, blocks in zip(_places_of(verdict.mesh), draw_layout(layout, verdict.mesh.sizes), strict=True):
-        boxes[rank_number(mesh.sizes, verdict.whole_places[place])] = [list(block) for block in blocks]
+        if (rank := rank_number(mesh.sizes, verdict.whole_places[place])) < len(boxes):  # a driver has no box
+            boxes[rank] = [list(block) for block in blocks]
     return {
         "words": _layout_key(verdict, mesh), "names": list(mesh.names), "sizes": list(mesh.sizes), "boxes": boxes,
         "summed": layout.has_kind(SUM),

@@ -33,6 +33,11 @@ class Mesh(NamedTuple):
     sizes: tuple[int, ...]
 
 
+def driver_place(mesh: Mesh) -> Coordinate:
+    """Return the coordinate of a driver, which is in no mesh of workers: its number as a rank comes after theirs."""
+    return (mesh.sizes[0], *(0 for _ in mesh.sizes[1:]))
+
+
 class ErrorMap(NamedTuple):
     """Where the values of one rank differ, see `error_maps`."""
 
@@ -82,9 +87,7 @@ def hold_values(mesh: Mesh, values: Mapping[Coordinate, Tensor]) -> HeldValues:
     kept.sort()
     small = Mesh(tuple(mesh.names[d] for d in kept), tuple(len(there[d]) for d in kept))
     places = {
-        tuple(there[d].index(place[d]) for d in kept): place
-        for place in itertools.product(*there)
-        if place in values
+        tuple(there[d].index(place[d]) for d in kept): place for place in itertools.product(*there) if place in values
     }
     missing = tuple(place for place in itertools.product(*there) if place not in values)
     return HeldValues(small, {own: values[place] for own, place in places.items()}, places, missing)

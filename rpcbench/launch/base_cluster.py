@@ -296,7 +296,7 @@ class BaseCluster(ABC):
 
     def compare(
         self, *, reference: Program, parallel: Program, mesh: Mapping[str, int] | None = None, steps: int = 1,
-        workers: str | Sequence[str] = ALL, backend: str | None = None,
+        workers: str | Sequence[str] = ALL, backend: str | None = None, driver: bool = False,
     ) -> CompareReport:  # fmt: skip
         """Compare a parallel training step with the same step in one process, and name the first wrong tensor.
 
@@ -309,17 +309,20 @@ class BaseCluster(ABC):
                 perhaps an optimizer, and returns the loss. They run here.
             parallel: The same on each rank: `make_model(mesh)` and `step(model, mesh)`, with a `DeviceMesh`; either may
                 do without it. They run as a function of `spmd` does. Of a pipeline, the model is the rank's stage, and
-                the step returns None where there is no loss.
+                the step returns None where there is no loss. With `driver=True` they run here, as `make_model()` and
+                `step(model)`, where the model is a `Pipeline` of `rpcbench.pipeline`, or has parts in RRefs.
             mesh: Sizes of the mesh by name, as of `cluster.mesh`; None: one dimension, `rank`.
             steps: How often to call `step`.
             workers: As in `run`; the first one is rank 0.
             backend: As of `rpcbench.distributed.init_process_group`.
+            driver: The parallel program is one that this process drives.
 
         Returns:
             The report: `ok`, `first`, `verdicts`, `layouts`; `print(report)` shows it.
 
         Raises:
-            CompareError: A program returns no loss, the reference is random, or no names match.
+            CompareError: A program returns no loss, the reference is random, no names match, or `driver` is not as the
+                program is.
             ValueError: The mesh does not fit the workers.
             WorkerLostError: A worker is lost.
 
@@ -336,6 +339,10 @@ class BaseCluster(ABC):
         from rpcbench.launch import compare_programs, spmd  # here: they load torch.distributed
 
         names = spmd.select_ranks(self.workers, self.lost, workers)
+        if driver:
+            from rpcbench.launch import compare_drivers  # here: it loads pipelines
+
+            return compare_drivers.compare_driver(self.agent, names, reference, parallel, mesh, steps, backend)
         return compare_programs.compare_programs(self.agent, names, reference, parallel, mesh, steps, backend)
 
     def compare_captures(

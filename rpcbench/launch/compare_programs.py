@@ -31,14 +31,14 @@ from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.layouts import Coordinate, norm_of
 from rpcbench.compare.report import CompareReport, make_report
 from rpcbench.compare.report_rows import Comparisons
-from rpcbench.compare.verdicts import Mesh
+from rpcbench.compare.verdicts import Mesh, driver_place
 from rpcbench.launch import meshes, spmd
 from rpcbench.runtime.agent import Agent
 
 Program = tuple[Callable[..., nn.Module], Callable[..., Any]]
 """Makes a model, and runs a training step with it, which returns the loss."""
 _RANDOM = 0.1  # an input that moves by this share of itself is drawn anew each time
-_LABEL = "the comparison"  # of calls, in errors
+LABEL = "the comparison"  # of calls, in errors
 
 
 def compare_programs(
@@ -46,45 +46,47 @@ def compare_programs(
     steps: int, backend: str | None,
 ) -> CompareReport:  # fmt: skip
     """Compare two programs; `workers` are the ranks. See `BaseCluster.compare`."""
-    _check_programs(reference, parallel, steps)
-    whole, token = _fit_mesh(mesh, workers), secrets.token_hex(8)
+    check_programs(reference, parallel, steps)
+    whole, token = fit_mesh(mesh, workers), secrets.token_hex(8)
     try:
         program = partial(run_rank, token, parallel, whole, steps)
         catalogs: list[Catalog] = spmd.run_program(agent, workers, backend, program, label=spmd.name_of(parallel[1]))
         _check_losses(parallel[1], steps, catalogs)
-        return _compare_catalogs(agent, workers, token, reference, whole, steps, catalogs)
+        return compare_catalogs(agent, workers, token, reference, whole, steps, catalogs)
     finally:
-        _release_captures(agent, workers, token)
+        release_captures(agent, workers, token)
 
 
 def compare_captures(
     agent: Agent, workers: Sequence[str], name: str, reference: Program, mesh: Mapping[str, int] | None
 ) -> CompareReport:
     """Compare what cells of the ranks have captured with a program. See `BaseCluster.compare_captures`."""
-    whole = _fit_mesh(mesh, workers)
-    calls = [agent.call(worker, read_catalog, (name,), label=_LABEL, own=True) for worker in workers]
+    whole = fit_mesh(mesh, workers)
+    calls = [agent.call(worker, read_catalog, (name,), label=LABEL, own=True) for worker in workers]
     catalogs: list[Catalog] = wait_all(calls)
     steps = {max((key.turn for key in catalog.values), default=0) + 1 for catalog in catalogs}
     if len(steps) > 1:
         raise CompareError(f"the workers have captured different numbers of steps: {', '.join(map(str, steps))}")
     (count,) = steps
-    _check_programs(reference, reference, count)
-    return _compare_catalogs(agent, workers, name, reference, whole, count, catalogs)
+    check_programs(reference, reference, count)
+    return compare_catalogs(agent, workers, name, reference, whole, count, catalogs)
 
 
-def _fit_mesh(mesh: Mapping[str, int] | None, workers: Sequence[str]) -> Mesh:
+def fit_mesh(mesh: Mapping[str, int] | None, workers: Sequence[str]) -> Mesh:
+    """Return the mesh of these workers. ValueError if they do not fit."""
     sizes = dict(mesh) if mesh is not None else {"rank": len(workers)}
     meshes.check_mesh("mesh", sizes, workers, [])
     return Mesh(tuple(sizes), tuple(sizes.values()))
 
 
-def _compare_catalogs(
+def compare_catalogs(
     agent: Agent, workers: Sequence[str], token: str, reference: Program, mesh: Mesh, steps: int,
     catalogs: Sequence[Catalog],
 ) -> CompareReport:  # fmt: skip
+    """Compare what the workers have kept under a token with the reference. A worker after the mesh's is the driver."""
     own = run_reference(reference, steps)
     try:
-        places = list(itertools.product(*map(range, mesh.sizes)))
+        places = [*itertools.product(*map(range, mesh.sizes)), driver_place(mesh)][: len(workers)]
         read_value = partial(_read_value, agent, token, dict(zip(places, workers, strict=True)))
         movements = _measure_round_off(reference, own, steps, catalogs)
         report = make_report(Runs(own, movements, mesh, dict(zip(places, catalogs, strict=True)), read_value))
@@ -94,7 +96,8 @@ def _compare_catalogs(
         own.spool.close()
 
 
-def _check_programs(reference: Program, parallel: Program, steps: int) -> None:
+def check_programs(reference: Program, parallel: Program, steps: int) -> None:
+    """Raise TypeError or ValueError for arguments of other types."""
     for name, program in (("reference", reference), ("parallel", parallel)):
         if not (isinstance(program, tuple) and len(program) == 2 and all(map(callable, program))):
             raise TypeError(f"{name} is a pair of functions, (make_model, step), and not {program!r}")
@@ -118,18 +121,22 @@ def _run_steps(
     store: StoreValue | None = None,
 ) -> Capture:  # fmt: skip
     if not isinstance(model, nn.Module):
-        raise CompareError(f"the function that makes the model has returned {model!r}, which is no torch.nn.Module")
+        raise CompareError(
+            f"the function that makes the model has returned {model!r:.200}, which is no torch.nn.Module. Is it "
+            "a pipeline, or RRefs to modules? A program that the notebook drives is compared with driver=True"
+        )
     with torch.compiler.set_stance("force_eager"), Capture(model, perturb, store) as capture:
         for _ in range(steps):
             loss = step(model, *args)
-            if (
-                loss is not None
-                and not isinstance(loss, float)
-                and not (isinstance(loss, Tensor) and loss.numel() == 1)
-            ):
-                raise _no_loss_error(step, _describe(loss))
-            capture.end_step(loss)
+            capture.end_step(None if loss is None else check_loss(step, loss))
     return capture
+
+
+def check_loss(step: Callable[..., Any], loss: Any) -> Tensor | float:
+    """Return the loss that a step has returned. CompareError if it is none."""
+    if isinstance(loss, float) or (isinstance(loss, Tensor) and loss.numel() == 1):
+        return loss
+    raise _no_loss_error(step, _describe(loss))
 
 
 def _check_losses(step: Callable[..., Any], steps: int, catalogs: Sequence[Catalog]) -> None:
@@ -185,7 +192,7 @@ def _is_random_input(own: Capture, key: Key, distances: Mapping[int, float]) -> 
 
 
 # -- the ranks
-_captures: dict[str, Capture] = {}
+captures: dict[str, Capture] = {}
 """On a worker: what a comparison has kept there, by its token."""
 
 
@@ -195,9 +202,21 @@ def run_rank(token: str, program: Program, mesh: Mesh, steps: int) -> Catalog:
     device_mesh = init_device_mesh(device, mesh.sizes, mesh_dim_names=mesh.names)
     make_model, step = program
     model = make_model(*[device_mesh][: _count_arguments(make_model, 1)])
+    _refuse_driver(model)
     args = (device_mesh,) if _count_arguments(step, 2) > 1 else ()
-    _captures[token] = capture = _run_steps(model, step, steps, args)
+    captures[token] = capture = _run_steps(model, step, steps, args)
     return capture.catalog
+
+
+def _refuse_driver(model: Any) -> None:
+    """Raise CompareError for a model that is not on this rank: the program is one that the notebook drives."""
+    from rpcbench.compare.driver_parts import find_parts  # here: it loads pipelines
+
+    if found := find_parts(model).elsewhere:
+        raise CompareError(
+            f"each rank has made a model with a part on {found[0].rref.owner_name()}: a program that the notebook "
+            "drives, as a pipeline or by RPC, is compared with driver=True"
+        )
 
 
 def _count_arguments(function: Callable[..., Any], most: int) -> int:
@@ -220,7 +239,7 @@ def read_capture(name: str, kept: Kept) -> Tensor:
 
 
 def _find_capture(name: str) -> Capture:
-    found = _captures.get(name, vars(sys.modules["__main__"]).get(name))
+    found = captures.get(name, vars(sys.modules["__main__"]).get(name))
     if not isinstance(found, Capture):
         raise CompareError(
             f"{name!r} is no capture on this worker: run `with rpcbench.capture(model) as {name}:` in a cell there"
@@ -230,20 +249,22 @@ def _find_capture(name: str) -> Capture:
 
 def release_capture(token: str) -> None:
     """Forget what a comparison has kept on this worker."""
-    if (capture := _captures.pop(token, None)) is not None:
+    if (capture := captures.pop(token, None)) is not None:
+        capture.close()
         capture.spool.close()
 
 
 def _read_value(agent: Agent, token: str, workers: Mapping[Coordinate, str], place: Coordinate, kept: Kept) -> Tensor:
-    value: Tensor = agent.call(workers[place], read_capture, (token, kept), label=_LABEL, own=True).wait()
+    value: Tensor = agent.call(workers[place], read_capture, (token, kept), label=LABEL, own=True).wait()
     return value
 
 
-def _release_captures(agent: Agent, workers: Sequence[str], token: str) -> None:
+def release_captures(agent: Agent, workers: Sequence[str], token: str) -> None:
+    """Forget what a comparison has kept on these workers, as far as they are left."""
     calls = []
     for worker in workers:
         with suppress(WorkerLostError):
-            calls.append(agent.call(worker, release_capture, (token,), label=_LABEL, own=True))
+            calls.append(agent.call(worker, release_capture, (token,), label=LABEL, own=True))
     for call in calls:
         with suppress(WorkerLostError):
             call.wait()

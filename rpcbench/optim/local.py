@@ -59,9 +59,10 @@ class LocalOptimizer:
         self.schedulers: list[Any] = []  # of learning rates
 
     def step(self, context_id: int) -> None:
-        """Step once; parameters without a gradient in the context stay. RuntimeError for an unknown context."""
+        """Step once; parameters without a gradient in the context stay. Hooks of the torch optimizer run inside the
+        context. RuntimeError for an unknown context."""
         gradients = recorder().named_gradients(context_id)
-        with _between_steps():  # for `.grad`, which all optimizers share
+        with recorder().enter_context(context_id), _between_steps():  # for `.grad`, which all optimizers share
             try:
                 for param in self.params:
                     param.grad = gradients.get(param)

@@ -37,6 +37,7 @@ Here a stage receives and returns a tuple of values; a stage of a plain chain ha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -100,6 +101,9 @@ def version_counters(values: Sequence[Any]) -> list[int]:
 
 
 T = TypeVar("T")
+
+running_op: ContextVar[Op | None] = ContextVar("rpcbench_op", default=None)
+"""The operation whose stage runs forward on this thread; for hooks of the stage's modules."""
 
 
 # -- when the pipeline is made
@@ -360,8 +364,12 @@ class StepExecution:
         if op.stage in self._worker.changes_inputs:  # the input is kept, perhaps in the memory of another stage
             values = tuple([value.clone() if isinstance(value, Tensor) else value for value in values])
         module = self._worker.modules[op.stage]
-        with self._worker.forward_context.forward_scope(module, op.kind is Kind.FORWARD):
-            return module(*values)
+        before = running_op.set(op)
+        try:
+            with self._worker.forward_context.forward_scope(module, op.kind is Kind.FORWARD):
+                return module(*values)
+        finally:
+            running_op.reset(before)
 
     def _compute_outputs(self, op: Op, values: _Values) -> _Values:
         """Return the stage's outputs; at the last stage its loss."""

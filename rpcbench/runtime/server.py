@@ -74,6 +74,12 @@ def caller_id() -> int:
     return running.source
 
 
+def call_number() -> int:
+    """Return the number of the call on this thread, larger than those of earlier calls of its caller; 0 outside."""
+    running = _running.get()
+    return 0 if running is None else running.call
+
+
 def cancelled() -> bool:
     """Return whether the call on this thread may stop: its caller has cancelled it, no longer waits, or has left.
 

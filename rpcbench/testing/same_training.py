@@ -27,6 +27,7 @@ def assert_same_training(
     *,
     steps: int = 1,
     backend: str | None = None,
+    driver: bool = False,
     **options: Any,
 ) -> CompareReport:
     """Check that a parallel training step computes what the same step computes in one process.
@@ -38,6 +39,8 @@ def assert_same_training(
         mesh: Sizes of the mesh by name; their product is the number of workers.
         steps: How often to call `step`.
         backend: Of the ranks' process group, as of `rpcbench.distributed.init_process_group`.
+        driver: The parallel program is not run on each rank but here, as `make_model()` and `step(model)`: a pipeline,
+            or a model on other workers. See `cluster.compare`.
         **options: Of `rpcbench.Cluster`.
 
     Returns:
@@ -54,6 +57,8 @@ def assert_same_training(
     ...     assert_same_training((make_model, step), (make_parallel, step), {"tp": 2})
     """
     with Cluster(math.prod(mesh.values()), **options) as cluster:
-        report = cluster.compare(reference=reference, parallel=parallel, mesh=mesh, steps=steps, backend=backend)
+        report = cluster.compare(
+            reference=reference, parallel=parallel, mesh=mesh, steps=steps, backend=backend, driver=driver
+        )
     report.raise_if_wrong()
     return report

@@ -1,0 +1,69 @@
+"""Keeps the values of the parts of a driven model that are on this process, see `driver_parts`.
+
+Guarantees
+- Gradients are those of the autograd context that an optimizer steps with; without an optimizer, those of the context
+  that the driver has released last. `.grad` counts where no context has a gradient.
+- Calls of a module are in the order of micro-batches in a pipeline, else in the order in which they were sent, however
+  the threads of this process run them. A forward that a pipeline recomputes is no call of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from rpcbench.autograd import recorder
+from rpcbench.compare.capture import Capture, NamedPart
+from rpcbench.nn import RemoteModule
+from rpcbench.pipeline.execution import running_op
+from rpcbench.pipeline.ops import Kind
+from rpcbench.pipeline.tracing import Recipe
+from rpcbench.runtime.server import call_number
+
+
+class DriverCapture(Capture):
+    """The values of some parts of a model, from now until `close`."""
+
+    def __init__(self, parts: Sequence[NamedPart]) -> None:
+        self._recorder = recorder()
+        super().__init__(parts)
+        self._recorder.on_release.append(self.keep_context)
+        self._masks.__enter__()
+
+    def close(self) -> None:
+        if self._handles:  # it may be closed already
+            self._recorder.on_release.remove(self.keep_context)
+            self._masks.__exit__()
+        super().close()
+
+    def end_step(self, loss: Tensor | float | None = None) -> None:
+        self._has_stepped = True  # an optimizer on another process may have; parameters that it forgets here must show
+        super().end_step(loss)
+
+    def keep_context(self, context: int) -> None:
+        """Keep the gradients of an autograd context that will be released."""
+        with self._recorder.enter_context(context):
+            self._keep_parameter_gradients(settles=False)
+
+    def _iterate_modules(self) -> Iterator[NamedPart]:
+        for name, module in super()._iterate_modules():
+            # A recipe is a piece of a traced forward, which no module of the model runs.
+            if not isinstance(module, RemoteModule | Recipe):
+                yield name, module
+
+    def _is_run_again(self) -> bool:
+        op = running_op.get()
+        return (op is not None and op.kind is Kind.RECOMPUTE) or super()._is_run_again()
+
+    def _rank_of_call(self) -> int:
+        op = running_op.get()
+        return call_number() if op is None else 1 + op.microbatch
+
+    def _gradients(self) -> dict[str, Tensor]:
+        context = self._recorder.current_context()
+        held: dict[Tensor, Tensor] = {}
+        if context is not None and context in self._recorder.context_ids():
+            held = self._recorder.named_gradients(context)
+        own = super()._gradients()
+        return own | {name: held[each] for name, each in self._named_parameters().items() if each in held}
