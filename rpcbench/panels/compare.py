@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rpcbench.panels.base import Panel
 from rpcbench.telemetry.compare_view import compare_view
@@ -12,6 +12,8 @@ from rpcbench.telemetry.recording import Still
 if TYPE_CHECKING:
     from rpcbench.compare.report import CompareReport
 
+_WITHOUT_CLUSTER = "A report that you have needs no cluster: `display(report)`, or `report` as the last line, shows it."
+
 
 class ComparePanel(Panel):
     """Modules as rows, phases of a step as columns; see `rpcbench.telemetry.compare_view.compare_view`."""
@@ -20,6 +22,13 @@ class ComparePanel(Panel):
     sentence = "The last comparison, live while this notebook's kernel runs. Run the cell to see the panel."
     _esm = panel_script("compare")
     _css = panel_styles("compare")
+
+    @classmethod
+    def for_current_cluster(cls) -> Self:
+        try:
+            return super().for_current_cluster()
+        except RuntimeError as error:
+            raise RuntimeError(f"{error} {_WITHOUT_CLUSTER}") from None
 
 
 class ReportPanel(ComparePanel):

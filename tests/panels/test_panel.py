@@ -79,6 +79,11 @@ def updates(sent):
     return [data["state"] for _, data in sent if data.get("method") == "update"]
 
 
+def test_a_comparison_without_a_cluster_is_told_to_be_shown_by_its_report():
+    with pytest.raises(RuntimeError, match=r"not been initialized.* `display\(report\)`, or `report` as the last line"):
+        panels.panel("compare")
+
+
 def test_browsers_get_one_whole_and_then_deltas_that_add_up(rrefs, sent):
     opened = next(data["state"]["state"] for _, data in sent if "state" in data.get("state", {}))
     at = world(2)
