@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rpcbench.compare.capture import FORWARD, Capture, Catalog, Key
-from rpcbench.compare.layouts import measure_sums
+from rpcbench.compare.layouts import BLOCK, measure_sums
 from rpcbench.compare.spool import Stored
 
 RUNS = 3  # of the moved reference
@@ -42,11 +42,10 @@ class RoundOff:
         if generator is None:
             generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         unit = max(torch.finfo(each).eps for each in (value.dtype, self._coarser.get(name, value.dtype))) / 2
-        # One buffer of the value's size: logits and their gradients are the largest values of a program.
+        # One buffer of the value's size, the result: logits and their gradients are the largest values of a program.
         dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
         noise = torch.rand(value.shape, generator=generator, device=value.device, dtype=dtype)
-        moved = noise.mul_(2 * unit).sub_(unit).mul_(value.detach())
-        return (moved + value if value.requires_grad else moved.add_(value)).to(value.dtype)
+        return noise.mul_(2 * unit).sub_(unit).mul_(value.detach()).add_(value).to(value.dtype)
 
 
 def coarser_type(one: torch.dtype, other: torch.dtype) -> torch.dtype:
@@ -76,8 +75,10 @@ class MovementMeter:
         values = value.detach().cpu()
         own = self._reference.catalog.values.get(key, {}).get(call)
         if own is not None and own.stored.shape == values.shape:
-            distance = measure_sums(values, self._reference.spool.read_tensor(own.stored)).error ** 0.5
-            self._distances.setdefault(key, {})[call] = distance
+            wanted = self._reference.spool.read_blocks(own.stored, BLOCK)
+            blocks = zip(torch.split(values.reshape(-1), BLOCK), wanted, strict=False)  # of an empty value none is kept
+            square = sum(measure_sums(*block).error for block in blocks)
+            self._distances.setdefault(key, {})[call] = square**0.5
         return Stored(0, tuple(values.shape), values.dtype)
 
     def distances(self) -> dict[Key, dict[int, float]]:

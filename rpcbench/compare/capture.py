@@ -6,7 +6,7 @@ Guarantees
 - The second forward of a checkpointed module is no call of its own, nor is one that only learns shapes.
 - The values lie in a `Spool`, not in memory. Several calls of a module (micro-batches, recurrence) are kept in order,
   and may run on several threads.
-- After `close` no hook is left on the model.
+- After `close` no hook is left on the model, and the capture does not keep it.
 """
 
 # Theory of operation
@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from rpcbench.base.errors import CompareError
 from rpcbench.compare.masks import MaskRecorder
 from rpcbench.compare.spool import Spool, Stored
 from rpcbench.distributed.parameter_shards import (
@@ -185,10 +186,11 @@ class Capture:
         self.close()
 
     def close(self) -> None:
-        """Remove all hooks. What was kept remains."""
+        """Remove all hooks, and forget the model. What was kept remains."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._parts = ()
 
     # -- hooks
     def _add_module_hooks(self) -> None:
@@ -293,7 +295,9 @@ class Capture:
     # -- turns
     def end_step(self, loss: Tensor | float | None = None) -> None:
         """Keep the loss of a step, and what the step has left in the model. Call it after each step; the end of the
-        block calls it for a last one."""
+        block calls it for a last one. CompareError after the block."""
+        if not self._handles:
+            raise CompareError("this capture has ended with its `with` block: call its end_step inside of the block")
         if loss is not None:
             value = loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
             self._keep_value(LOSS, "", "", 0, value)

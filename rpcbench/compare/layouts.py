@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 18  # numbers that are compared at once
+BLOCK = 1 << 18  # numbers that are compared at once
 Coordinate = tuple[int, ...]
 Shapes = Mapping[Coordinate, Sequence[int]]
 """The shape of each rank's value."""
@@ -217,8 +217,8 @@ def measure_sums(value: Tensor, wanted: Tensor) -> BlockSums:
     """Return the sums of two tensors of one shape in double precision, block by block: none of them is copied whole."""
     found = BlockSums()
     flat = value.reshape(-1), wanted.reshape(-1)
-    for begin in range(0, value.numel(), _BLOCK):
-        v, w = (each[begin : begin + _BLOCK].double() for each in flat)
+    for begin in range(0, value.numel(), BLOCK):
+        v, w = (each[begin : begin + BLOCK].double() for each in flat)
         block = (_square_error(v, w), v @ w, v @ v, w @ w)
         found = BlockSums(*(one + float(other) for one, other in zip(found, block, strict=True)))
     return found

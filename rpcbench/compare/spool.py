@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -57,6 +58,13 @@ class Spool:
             return torch.empty(stored.shape, dtype=stored.dtype)
         _read_all(self._file.fileno(), memoryview(data), stored.offset)
         return torch.frombuffer(data, dtype=stored.dtype).view(stored.shape)
+
+    def read_blocks(self, stored: Stored, count: int) -> Iterator[Tensor]:
+        """Yield the numbers of a stored tensor in order, at most `count` of them at a time."""
+        size = count * stored.dtype.itemsize
+        for offset in range(stored.offset, stored.offset + stored.size, size):
+            length = min(size, stored.offset + stored.size - offset) // stored.dtype.itemsize
+            yield self.read_tensor(Stored(offset, (length,), stored.dtype))
 
     def close(self) -> None:
         """Free the file."""

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from rpcbench.compare.allowances import MovementMeter, RoundOff, allowed_error
-from rpcbench.compare.capture import FORWARD, Capture, Key
+from rpcbench.compare.capture import FORWARD, Capture, Kept, Key
+from rpcbench.compare.layouts import BLOCK
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -55,6 +56,15 @@ def test_a_moved_run_is_measured_and_not_kept():
     assert 0 < distances[output][0] < 1e-5
     assert all(math.isfinite(distance) for calls in distances.values() for distance in calls.values())
     assert MovementMeter(reference).distances()[output][0] == math.inf, "a run without that value"
+
+
+def test_a_large_value_is_measured_in_blocks():
+    values = torch.linspace(-1, 1, BLOCK + 3), torch.linspace(-1, 1.1, BLOCK + 3)
+    reference, key = run_layer(), Key(0, FORWARD, "large")
+    reference.catalog.values[key] = {0: Kept(reference.spool.add_tensor(values[0]), None)}
+    meter = MovementMeter(reference)
+    meter.add_value(key, 0, values[1])
+    assert meter.distances()[key][0] == pytest.approx(float((values[0].double() - values[1].double()).norm()))
 
 
 def test_what_is_allowed_grows_with_the_movement_and_for_few_numbers():

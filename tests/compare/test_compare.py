@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -221,6 +223,18 @@ def test_cells_of_ones_own_are_captured_and_compared(four):
     assert four.compare_captures("run", (make_model, step_and_zero)).first.name == "0.weight"
     with pytest.raises(rpcbench.CompareError, match="'nothing' is no capture on this worker"):
         four.compare_captures("nothing", (make_model, step))
+
+
+def test_a_capture_that_has_ended_forgets_the_model_and_takes_no_step():
+    model = make_model()
+    with rpcbench.capture(model) as run:
+        loss = step(model)
+    there = weakref.ref(model)
+    del model
+    gc.collect()
+    assert there() is None, "a model with its gradients is large"
+    with pytest.raises(rpcbench.CompareError, match="inside of the block"):
+        run.end_step(loss)
 
 
 def test_a_test_of_a_project_asserts_the_same_training():
