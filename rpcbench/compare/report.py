@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rpcbench.base.errors import CompareError, count_noun
 from rpcbench.compare.capture import BACKWARD, FORWARD, INITIAL, INPUT, STEP, Key
@@ -20,6 +21,7 @@ from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.error_maps import map_errors
 from rpcbench.compare.evidence import Evidence, dims_of_kind, rank_number
 from rpcbench.compare.layouts import SUM, WHOLE
+from rpcbench.compare.type_annotations import annotate_values
 from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, ValueVerdict
 
 __all__ = ["CompareReport", "Difference"]
@@ -87,6 +89,11 @@ class CompareReport:
             for each in self.verdicts
             if each.word == RIGHT and each.layout and each.key.phase in (FORWARD, "gradient") and not each.key.turn
         }
+
+    def annotations(self) -> dict[str, dict[str, Any]]:
+        """Return the learnt layouts of modules' outputs and of parameters as types of the package spmd_types: name →
+        {"dp": S(0), "tp": R}. ModuleNotFoundError without the extra `types`."""
+        return annotate_values(self.verdicts)
 
     def __str__(self) -> str:
         return "\n".join([self._headline(), *self._lines()])

@@ -257,7 +257,7 @@ class BaseCluster(ABC):
 
     def spmd(
         self, train: Callable[..., T], *args: Any, backend: str | None = None,
-        workers: str | Sequence[str] = ALL, **kwargs: Any,
+        workers: str | Sequence[str] = ALL, typecheck: bool = False, **kwargs: Any,
     ) -> list[T]:  # fmt: skip
         """Run a function on all workers at once, as ranks of a process group that is made before and ended after it.
 
@@ -270,6 +270,8 @@ class BaseCluster(ABC):
             *args: Its arguments.
             backend: As of `rpcbench.distributed.init_process_group`.
             workers: As in `run`; the first one is rank 0.
+            typecheck: Whether the package spmd_types checks the function's types meanwhile, strictly, over a mesh of
+                one dimension, `rank`. The extra `types` has it.
             **kwargs: Its arguments by name.
 
         Returns:
@@ -278,6 +280,7 @@ class BaseCluster(ABC):
         Raises:
             TypeError: `train` is no function.
             CollectiveError: A worker is in a process group already, or there is no such backend.
+            ModuleNotFoundError: `typecheck` without the extra `types`, here or on a worker.
             WorkerLostError: A worker is lost.
 
         >>> def train(lr):
@@ -292,7 +295,8 @@ class BaseCluster(ABC):
         if not callable(train):
             raise TypeError(f"spmd runs a function on each rank, and {train!r} is none: cluster.spmd(train, 0.01)")
         names = spmd.select_ranks(self.workers, self.lost, workers)
-        return spmd.run_program(self.agent, names, backend, partial(train, *args, **kwargs))
+        program = partial(train, *args, **kwargs)
+        return spmd.run_program(self.agent, names, backend, program, typecheck=typecheck)
 
     def compare(
         self, *, reference: Program, parallel: Program, mesh: Mapping[str, int] | None = None, steps: int = 1,

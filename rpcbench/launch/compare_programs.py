@@ -19,9 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as c10d
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from rpcbench.base.errors import CompareError, WorkerLostError
 from rpcbench.base.futures import wait_all
@@ -198,8 +196,7 @@ captures: dict[str, Capture] = {}
 
 def run_rank(token: str, program: Program, mesh: Mesh, steps: int) -> Catalog:
     """Run a program on this rank, and keep its values until `release_capture`. Called on each worker."""
-    device = "cuda" if "nccl" in c10d.get_backend_config() else "cpu"
-    device_mesh = init_device_mesh(device, mesh.sizes, mesh_dim_names=mesh.names)
+    device_mesh = meshes.make_device_mesh(mesh.names, mesh.sizes)
     make_model, step = program
     model = make_model(*[device_mesh][: _count_arguments(make_model, 1)])
     _refuse_driver(model)

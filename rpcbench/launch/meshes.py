@@ -17,12 +17,16 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from rpcbench.base.errors import CollectiveError, WorkerLostError, count_noun, suggest_nearest
 from rpcbench.base.futures import wait_all
 from rpcbench.launch.ranks import GROUP
 from rpcbench.runtime.agent import Agent
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _SECONDS = 600.0  # for a call that makes groups: later than the timeout of a group, whose error names the missing rank
 _EXAMPLE = "cluster.mesh(dp=2, tp=2)"
@@ -189,17 +193,18 @@ def create_group() -> None:
 
 def make_local_mesh(name: str, dimensions: tuple[str, ...], shape: tuple[int, ...]) -> Placement:
     """Make the mesh together with all other workers, as the variable `name` of this worker's cells."""
-    import torch.distributed as c10d
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
     from rpcbench.distributed import groups
 
-    device = "cuda" if "nccl" in c10d.get_backend_config() else "cpu"
-
-    def init_mesh() -> DeviceMesh:
-        return init_device_mesh(device, shape, mesh_dim_names=dimensions)
-
+    make = partial(make_device_mesh, dimensions, shape)
     what = f"mesh({_format_sizes(dict(zip(dimensions, shape, strict=True)))})"
-    mesh = groups.member_of(None).run_job(init_mesh, what) if groups.has_world() else init_mesh()
+    mesh = groups.member_of(None).run_job(make, what) if groups.has_world() else make()
     vars(sys.modules["__main__"])[name] = mesh
-    return Placement(tuple(mesh.get_coordinate() or ()), device)
+    return Placement(tuple(mesh.get_coordinate() or ()), mesh.device_type)
+
+
+def make_device_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> DeviceMesh:
+    """Make a mesh of all ranks of the default process group, on the devices of its backend."""
+    import torch.distributed as c10d
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cuda" if "nccl" in c10d.get_backend_config() else "cpu", sizes, mesh_dim_names=names)

@@ -49,10 +49,11 @@ from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.runner import CellRunner
 from rpcbench.cells.targets import Targets
 from rpcbench.cells.tracebacks import Failed, combined_error, error_message
+from rpcbench.compare.type_annotations import import_types
 from rpcbench.distributed import group_functions, groups, stores
 from rpcbench.distributed.stores import wait_until
 from rpcbench.distributed.world import DETECTION_SECONDS, World
-from rpcbench.launch import ranks
+from rpcbench.launch import meshes, ranks
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.current import current_agent
 
@@ -75,18 +76,24 @@ def select_ranks(there: Sequence[str], lost: Sequence[str], workers: str | Seque
 
 
 def run_program(
-    agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any], label: str | None = None
-) -> list[Any]:
+    agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any], label: str | None = None,
+    typecheck: bool = False,
+) -> list[Any]:  # fmt: skip
     """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`.
     `label`: its name in errors; None: that of its function."""
+    if typecheck:
+        import_types()  # its errors are read here
     for name in names:
         # an unknown or lost one is an error before anything begins
         agent.calls.sources.check_function(agent.member(name).id, program)
+    label = label or name_of(program.func)
+    if typecheck:
+        program = partial(check_types, program)
     _refuse_groups(agent, names)
     place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:
         token = _make_group(agent, names, place, backend)
-        results = _run_and_collect(agent, names, program, token, label or name_of(program.func))
+        results = _run_and_collect(agent, names, program, token, label)
     except BaseException:
         _wait_for_calls(_call_ranks(agent, names, end_group, place, seconds=PATIENCE))
         raise
@@ -297,6 +304,14 @@ def _as_script() -> Iterator[None]:
     finally:
         if prompt is not None:
             sys.ps1 = prompt
+
+
+def check_types(program: partial[Any]) -> Any:
+    """Call a function while spmd_types checks its types, over a mesh of all ranks. SpmdTypeError if they are wrong."""
+    library = import_types()
+    mesh = meshes.make_device_mesh(("rank",), (c10d.get_world_size(),))
+    with library.set_current_mesh(mesh), library.checker.typecheck():
+        return program()
 
 
 def open_store() -> StorePlace:
