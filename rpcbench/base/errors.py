@@ -124,6 +124,11 @@ class CompareError(ValueError):
     """Two programs cannot be compared: one returns no loss, is random, or has no module in common with the other."""
 
 
+class SimulationError(RuntimeError):
+    """A program cannot be simulated: it reads the value of a tensor, has shapes that depend on values, or does not fit
+    its mesh."""
+
+
 class StageLostError(WorkerLostError):
     """Workers of a pipeline are lost, and their stages with them.
 

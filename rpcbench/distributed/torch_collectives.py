@@ -39,7 +39,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as c10d
@@ -52,6 +52,17 @@ from rpcbench.distributed import groups
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.distributed.events import OWN_CALLS, CollectiveEvents, CollectivePart, count_operations
 from rpcbench.distributed.flight_records import FlightEntry, flight_record, is_completed
+from rpcbench.distributed.torch_ops import (
+    BARRIERS,
+    TORCH_OPS,
+    TRANSFERS,
+    Layouts,
+    OpLabel,
+    TorchOp,
+    first_tensor,
+    flatten_tensors,
+    group_label,
+)
 from rpcbench.distributed.torch_worlds import rendezvous_of_group
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import Bystander
@@ -62,72 +73,10 @@ _STORE_SECONDS = timedelta(seconds=3)
 _POLL_SECONDS = 0.005  # between two looks at operations that torch lets nobody wait for
 
 
-class TorchOp(NamedTuple):
-    """An operator of torch's dispatcher: its name for users, and the positions of its arguments."""
-
-    name: str
-    tensors: int  # the tensors of this rank: one, a list, or a list of lists
-    group: int
-    reduce_op: int | None = None
-    root: int | None = None  # a rank of the group
-    side: str = ""  # of the root: "src" or "dst"
-
-
-class OpLabel(NamedTuple):
-    """An operation with its arguments; its text, which is made when it is shown, is `all_reduce(SUM)`."""
-
-    op: TorchOp
-    reduce_op: Any  # torch's object
-    root: int | None  # as a rank of the world
-
-    def __str__(self) -> str:
-        arguments = [] if self.reduce_op is None else [_REDUCE_OPS[self.reduce_op.op()]]
-        if self.root is not None:
-            arguments.append(f"{self.op.side}={self.root}")
-        return f"{self.op.name}({', '.join(arguments)})" if arguments else self.op.name
-
-
-class Layouts(tuple[tuple[torch.dtype, torch.Size], ...]):
-    """The layouts of tensors; its text, which is made when it is shown, is that of the first ones."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        texts = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in self[:_LAYOUTS_SHOWN]]
-        more = [f"{len(self) - _LAYOUTS_SHOWN} more"] if len(self) > _LAYOUTS_SHOWN else []
-        return ", ".join(texts + more)
-
-
-_LAYOUTS_SHOWN = 3
-_OPS = {
-    "allreduce_": TorchOp("all_reduce", 0, 1, 2),
-    "allreduce_coalesced_": TorchOp("all_reduce", 0, 1, 2),
-    "broadcast_": TorchOp("broadcast", 0, 1, None, 2, "src"),
-    "reduce_": TorchOp("reduce", 0, 1, 2, 3, "dst"),
-    "allgather_": TorchOp("all_gather", 1, 2),
-    "_allgather_base_": TorchOp("all_gather", 1, 2),
-    "allgather_coalesced_": TorchOp("all_gather", 1, 2),
-    "allgather_into_tensor_coalesced_": TorchOp("all_gather", 1, 2),
-    "reduce_scatter_": TorchOp("reduce_scatter", 1, 2, 3),
-    "_reduce_scatter_base_": TorchOp("reduce_scatter", 1, 2, 3),
-    "reduce_scatter_tensor_coalesced_": TorchOp("reduce_scatter", 1, 2, 3),
-    "gather_": TorchOp("gather", 1, 2, None, 3, "dst"),
-    "scatter_": TorchOp("scatter", 0, 2, None, 3, "src"),
-    "alltoall_": TorchOp("all_to_all", 1, 2),
-    "alltoall_base_": TorchOp("all_to_all", 1, 2),
-    "barrier": TorchOp("barrier", 0, 1),
-    "monitored_barrier_": TorchOp("monitored_barrier", 0, 1),
-    "send": TorchOp("send", 0, 1, None, 2),
-    "recv_": TorchOp("recv", 0, 1, None, 2),
-    "recv_any_source_": TorchOp("recv from any rank", 0, 1),
-}
-_TRANSFERS = {"send", "recv_", "recv_any_source_", "monitored_barrier_"}  # each rank makes as many as it has peers
 # gloo gives no future for these; the work of a reduce_scatter is never complete, though its `wait` returns.
 _WITHOUT_FUTURE = {
     "send", "recv_", "recv_any_source_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
 }  # fmt: skip
-_BARRIERS = {"barrier", "monitored_barrier_"}  # their tensor is a dummy
-_REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")  # in the order of c10d
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +138,7 @@ class Probe:
         library: Any = torch.library.Library("c10d", "IMPL", "BackendSelect")  # type: ignore[no-untyped-call]
         # torch warns where a kernel covers another, which is what is wanted here.
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel.*c10d::")
-        for name in _OPS:
+        for name in TORCH_OPS:
             made = kernel(name)
             library.impl(name, made, with_keyset=made is not torch.library.fallthrough_kernel)
         return library
@@ -333,9 +282,7 @@ class TorchCollectives:
         for other in self._groups.values():
             if other is not None and other.backend is backend:
                 return other  # gloo serves CPU and GPUs, and counts the operations of both together
-        whole, is_gloo = group is self._world, backend.name() == "gloo"
-        label = "world" if whole else group.group_desc.removeprefix("mesh_")
-        label = f"group {group.group_name}" if label in ("", "undefined") else label
+        is_gloo, label = backend.name() == "gloo", group_label(group, group is self._world)
         scope = f"{self._token}.{group.group_name}" + ("" if is_gloo else f".{backend.name()}")
         ranks = tuple(c10d.get_process_group_ranks(group))
         names = tuple(self._names[rank] for rank in ranks)
@@ -366,8 +313,8 @@ class TorchCollectives:
 
     def _record_entry(self, seen: SeenOperation, locks: contextlib.ExitStack) -> None:
         """Record that an operation begins. It takes its number under the group's lock, which `locks` then release."""
-        op = _OPS[seen.name]
-        tensor = _first_tensor(seen.args[op.tensors])
+        op = TORCH_OPS[seen.name]
+        tensor = first_tensor(seen.args[op.tensors])
         if tensor is None:
             return  # torch refuses a call without tensors
         group = self._group_of_operation(c10d.ProcessGroup.unbox(seen.args[op.group]), tensor.device.type)
@@ -388,7 +335,7 @@ class TorchCollectives:
 
     @staticmethod
     def _count_transfers(seen: SeenOperation) -> None:
-        if (group := seen.group) is not None and seen.name in _TRANSFERS:
+        if (group := seen.group) is not None and seen.name in TRANSFERS:
             with group.lock:
                 assert group.transfers is not None
                 group.transfers += count_operations(group.backend) - seen.before
@@ -412,15 +359,15 @@ class TorchCollectives:
         return count
 
     def _make_part(self, seen: SeenOperation, group: WatchedGroup) -> CollectivePart:
-        name, args, op = seen.name, seen.args, _OPS[seen.name]
-        tensors = [] if name in _BARRIERS else _flatten_tensors(args[op.tensors])
+        name, args, op = seen.name, seen.args, TORCH_OPS[seen.name]
+        tensors = [] if name in BARRIERS else flatten_tensors(args[op.tensors])
         shape = Layouts((each.dtype, each.shape) for each in tensors)
         size = sum(map(tensor_bytes, tensors))
         if name == "monitored_barrier_":
             group.transfer_counts[op.name] += 1
             scope, number = f"{group.scope}.{op.name}", group.transfer_counts[op.name]
             return CollectivePart(scope, number, group.label, op.name, group.members, site=calling_site())
-        if name in _TRANSFERS:
+        if name in TRANSFERS:
             return self._make_transfer(group, op, args, shape, size)
         assert group.transfers is not None
         root = None if op.root is None else group.ranks[args[op.root]]
@@ -474,7 +421,7 @@ class TorchCollectives:
             part.record_end()
         elif not group.is_gloo or name not in _WITHOUT_FUTURE:
             work.get_future().add_done_callback(partial(self._operation_ended, part))
-        elif name in _TRANSFERS:
+        elif name in TRANSFERS:
             self._poll_for_end(part, work.is_completed)
         elif any(arg is False for arg in seen.args):  # not asynchronous: the caller would wait now
             with contextlib.suppress(RuntimeError), part:  # the caller's own wait raises it again
@@ -538,17 +485,3 @@ class TorchCollectives:
         if over:
             del self._polled_parts[part]
             part.record_end()
-
-
-def _first_tensor(tensors: Any) -> torch.Tensor | None:
-    while not isinstance(tensors, torch.Tensor):
-        if not tensors:
-            return None
-        tensors = tensors[0]
-    return tensors
-
-
-def _flatten_tensors(tensors: Any) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return [each for inner in tensors for each in _flatten_tensors(inner)]

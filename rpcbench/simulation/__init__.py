@@ -1,0 +1,1 @@
+"""Simulated worlds: a program as one of many ranks, without data."""

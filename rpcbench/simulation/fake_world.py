@@ -1,0 +1,171 @@
+"""One process as one rank of a world that is not there: process groups that move nothing, tensors without data.
+
+Guarantees
+- In the block, `torch.distributed` has a default group of the given size, and every new tensor has a shape, a type and
+  no bytes. A real tensor that the program made before becomes one at its first use.
+- DistributedDataParallel, FSDP and DTensor run their own code. What they do that cannot be done without data is
+  replaced, and listed here: DDP's check that all ranks have equal parameters, and its future of an all-reduce; the
+  arithmetic of a mesh, which is done with data.
+- A program that reads a value gets a SimulationError that names the line, and says how to give the value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from rpcbench.base.errors import SimulationError
+from rpcbench.runtime.handles import is_user_file
+
+
+@contextlib.contextmanager
+def fake_world(rank: int, size: int) -> Iterator[FakeTensorMode]:
+    """Be rank `rank` of `size` within the block. SimulationError where this process has a process group already."""
+    if c10d.is_initialized():
+        raise SimulationError("this process has a process group already, so it cannot play a rank of another world")
+    c10d.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        with contextlib.ExitStack() as stack:
+            for replace in (_compute_meshes_with_data, _make_ddp_without_data):
+                stack.enter_context(replace())
+            mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(explain_errors())
+            yield mode
+    finally:
+        c10d.destroy_process_group()
+
+
+@contextlib.contextmanager
+def replace_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute within the block."""
+    own = vars(holder)
+    is_own, before = name in own, own.get(name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(holder, name, before)
+        else:
+            delattr(holder, name)
+
+
+@contextlib.contextmanager
+def _compute_meshes_with_data() -> Iterator[None]:
+    """Let meshes compute their ranks, which are data, outside of the fake mode."""
+    with contextlib.ExitStack() as stack:
+        for name in ("__init__", "__getitem__", "_concatenate", "_unflatten", "_flatten"):
+            stack.enter_context(replace_attribute(DeviceMesh, name, _run_with_data(vars(DeviceMesh)[name])))
+        yield
+
+
+def _run_with_data(found: Any) -> Any:
+    function = found.__func__ if isinstance(found, staticmethod) else found
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        with _disable_current_modes():
+            if isinstance(ranks := options.get("_rank_map"), FakeTensor):  # `init_device_mesh` counts them in the mode
+                options["_rank_map"] = torch.arange(ranks.numel())
+            return function(*args, **options)
+
+    return staticmethod(run) if isinstance(found, staticmethod) else run
+
+
+@contextlib.contextmanager
+def _make_ddp_without_data() -> Iterator[None]:
+    """Let DistributedDataParallel neither compare nor send parameters when it is made, and reduce by a hook."""
+    make: Any = DistributedDataParallel.__init__
+    prepare: Any = DistributedDataParallel._pre_forward
+
+    def make_without_data(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **{**options, "init_sync": False})
+
+    def prepare_with_hook(self: Any, *args: Any, **options: Any) -> Any:
+        if not self._comm_hooks:
+            self.register_comm_hook(self.process_group, _reduce_bucket)
+        return prepare(self, *args, **options)
+
+    with (
+        replace_attribute(DistributedDataParallel, "__init__", make_without_data),
+        replace_attribute(DistributedDataParallel, "_pre_forward", prepare_with_hook),
+    ):
+        yield
+
+
+def _reduce_bucket(group: c10d.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Reduce a bucket as DDP's own code does: divided first, then summed."""
+    buffer = bucket.buffer()
+    buffer.div_(c10d.get_world_size(group))
+    c10d.all_reduce(buffer, group=group, async_op=True)
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+@contextlib.contextmanager
+def explain_errors() -> Iterator[None]:
+    """Turn the errors of fake tensors into sentences."""
+    try:
+        yield
+    except DataDependentOutputException as error:
+        raise SimulationError(
+            f"{_place_of(error)} reads the value of a tensor ({error.func}), and a simulated rank has none: give it by "
+            "rpcbench.simulated_value(tensor, value), which is the value here and the tensor's own in a real run"
+        ) from error
+    except DynamicOutputShapeException as error:
+        raise SimulationError(
+            f"{_place_of(error)}: the shape of the result of {error.func} depends on the values of a tensor, and a "
+            "simulated rank has none: give the operator fixed sizes (a capacity of each expert, a mask, torch.where)"
+        ) from error
+    except UnsupportedOperatorException as error:
+        raise SimulationError(
+            f"{_place_of(error)}: {error.func} has no implementation without data: register one by "
+            "torch.library.register_fake"
+        ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the innermost line of the program."""
+    lines = [each for each in traceback.extract_tb(error.__traceback__) if is_user_file(each.filename)]
+    return f"{lines[-1].filename}, line {lines[-1].lineno}" if lines else "the program"
+
+
+def simulated_value(tensor: Tensor, value: float) -> float:
+    """Return the value of a tensor with one element: `value` on a simulated rank, which has no data, else the tensor's.
+
+    For control flow and logs that read a loss or a count: `if rpcbench.simulated_value(norm, 1.0) > 5: …`.
+
+    Args:
+        tensor: One element.
+        value: What the simulation goes on with.
+    """
+    return float(value) if is_simulated() else float(tensor.item())
+
+
+def is_simulated() -> bool:
+    """Return whether this process plays a rank of `rpcbench.simulate`."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+Program = Callable[..., Any]
+"""Takes a mesh, or nothing; returns a step, a function without arguments."""

@@ -1,0 +1,106 @@
+"""The memory of a played rank: each storage of its tensors, from its first use until it is freed, and what it is for.
+
+Guarantees
+- Only storages that a tensor has used while the book is open are counted, each once, with all its bytes.
+- A storage that the program frees by resizing (FSDP does) is counted as freed.
+- The category is decided when the step is over, by what has become of the storage: gradients and states are made
+  before anyone can tell what they are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rpcbench.simulation.rank_log import (
+    ACTIVATIONS,
+    CATEGORIES,
+    GATHERED,
+    PARAMETERS,
+    TEMPORARY,
+    MemoryChange,
+    Part,
+    RankLog,
+)
+
+_RANK = {category: n for n, category in enumerate((TEMPORARY, ACTIVATIONS, GATHERED))}
+
+
+@dataclass(slots=True, eq=False)
+class _StorageEntry:
+    """A storage that was seen."""
+
+    bytes: int
+    is_forward: bool  # made in a forward pass
+    category: str = TEMPORARY
+
+
+class MemoryBook:
+    """Keeps the changes of memory of one rank."""
+
+    def __init__(self) -> None:
+        self._entries: weakref.WeakKeyDictionary[torch.UntypedStorage, _StorageEntry] = weakref.WeakKeyDictionary()
+        self._changes: list[tuple[int, int, _StorageEntry, Part]] = []
+        self._forward: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # made since the last backward began
+        self._action, self._part = 0, Part("", "")
+
+    def set_position(self, action: int, part: Part) -> None:
+        """Changes from now on belong to this place of the step."""
+        self._action, self._part = action, part
+
+    def add_tensors(self, tensors: Iterable[Tensor], is_forward: bool) -> None:
+        """Count the storages of tensors that an operator has made."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage in self._entries:
+                continue
+            entry = self._entries[storage] = _StorageEntry(0, is_forward)
+            weakref.finalize(storage, self._set_bytes, entry, 0).atexit = False
+            self._set_bytes(entry, storage.nbytes())
+            if is_forward:
+                self._forward.add(storage)
+
+    def resize_storage(self, storage: torch.UntypedStorage, size: int) -> None:
+        """Count a storage whose size has changed."""
+        if (entry := self._entries.get(storage)) is not None:
+            self._set_bytes(entry, size)
+
+    def _set_bytes(self, entry: _StorageEntry, size: int) -> None:
+        if size != entry.bytes:
+            self._changes.append((self._action, size - entry.bytes, entry, self._part))
+            entry.bytes = size
+
+    def mark_tensors(self, tensors: Iterable[Tensor], category: str) -> None:
+        """Say what tensors are for. What is known of a parameter, a gradient or a state is not overridden by less."""
+        for tensor in tensors:
+            entry = self._entries.get(tensor.untyped_storage())
+            if entry is None or entry.category == PARAMETERS:
+                continue
+            if category not in _RANK or _RANK.get(entry.category, len(_RANK)) < _RANK[category]:
+                entry.category = category
+
+    def begin_backward(self) -> None:
+        """A backward pass begins: what a forward pass has made and kept are its activations."""
+        for storage in self._forward:
+            entry = self._entries[storage]
+            if entry.category == TEMPORARY:
+                entry.category = ACTIVATIONS
+        self._forward.clear()
+
+    def begin_step(self) -> None:
+        """Forget the changes until now; what they have left is there before the step."""
+        self._changes.clear()
+
+    def write_step(self, log: RankLog) -> None:
+        """Write the changes since `begin_step`, and what was there before, to the log."""
+        log.memory = [MemoryChange(action, size, entry.category, part) for action, size, entry, part in self._changes]
+        after = dict.fromkeys(CATEGORIES, 0)
+        for entry in self._entries.values():
+            after[entry.category] += entry.bytes
+        for change in log.memory:
+            after[change.category] -= change.bytes
+        log.before = after
