@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -116,7 +117,8 @@ def _reduce_bucket(group: c10d.ProcessGroup, bucket: GradBucket) -> torch.future
     """Reduce a bucket as DDP's own code does: divided first, then summed."""
     buffer = bucket.buffer()
     buffer.div_(c10d.get_world_size(group))
-    c10d.all_reduce(buffer, group=group, async_op=True)
+    work = c10d.all_reduce(buffer, group=group, async_op=True)
+    Variable._execution_engine.queue_callback(work.wait)  # at the end of the backward pass, as DDP waits
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(buffer)
     return future
