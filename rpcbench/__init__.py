@@ -49,6 +49,12 @@ _HOMES = {  # module of each public name
     "collectives": "rpcbench.telemetry.trace",
     "shards": "rpcbench.telemetry.shard_watch",
     "watch_model": "rpcbench.distributed.shard_events",
+    "simulate": "rpcbench.launch.simulate_programs",
+    "simulated_value": "rpcbench.simulation.fake_world",
+    "SimulatedWorld": "rpcbench.simulation.simulated_world",
+    "SimulationError": "rpcbench.base.errors",
+    "Hardware": "rpcbench.simulation.hardware",
+    "HARDWARE": "rpcbench.simulation.hardware",
     "record": "rpcbench.telemetry.recording",
     "replay": "rpcbench.panels.replay",
 }

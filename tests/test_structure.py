@@ -29,7 +29,7 @@ FLOORS = {
     "protocol": 2,
     **dict.fromkeys(["serialization", "transport"], 3),
     "runtime": 4,
-    **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named", "compare"], 5),
+    **dict.fromkeys(["rpc", "autograd", "optim", "nn", "pipeline", "distributed", "named", "compare", "simulation"], 5),
     "cells": 6,
     **dict.fromkeys(["launch", "worker"], 7),
     "telemetry": 8,

@@ -51,6 +51,15 @@ class ModuleWatch:
             return self._running[-1]
         return self._in_backward if torch._C._current_graph_task_id() != -1 else ""
 
+    @property
+    def is_in_forward(self) -> bool:
+        """Whether a module is being called."""
+        return bool(self._running)
+
+    def begin_backward(self) -> None:
+        """Forget the last backward pass."""
+        self._in_backward = ""
+
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         if module not in self._paths:
             self._model_found(module)

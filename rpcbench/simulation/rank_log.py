@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 COMPUTE = 0
 """The stream on which a program runs that has opened none."""
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"
+"""RECOMPUTE: a forward that is run again within a backward pass."""
 
 
 class Part(NamedTuple):
     """What an action is for."""
 
     module: str  # path in the model; "" for the model itself, and outside of it
-    phase: str  # FORWARD, BACKWARD or OPTIMIZER
+    phase: str  # FORWARD, BACKWARD, RECOMPUTE or OPTIMIZER
 
 
 class Kernel(NamedTuple):

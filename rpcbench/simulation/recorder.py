@@ -57,6 +57,7 @@ from rpcbench.simulation.rank_log import (
     GRADIENTS,
     OPTIMIZER,
     PARAMETERS,
+    RECOMPUTE,
     STATES,
     Action,
     Collective,
@@ -153,7 +154,7 @@ class RankRecorder(TorchDispatchMode):
             self._record_functional(function, args, made, part)
         else:
             self._record_kernel(function, args, kwargs, result, given, made, part)
-        self._memory.add_tensors(made, part.phase == FORWARD)
+        self._memory.add_tensors(made, part.phase in (FORWARD, RECOMPUTE))
         if function.namespace == "fsdp":
             self._memory.mark_tensors(made + flatten_tensors(kwargs.get("out", [])), GATHERED)
         return result
@@ -162,8 +163,11 @@ class RankRecorder(TorchDispatchMode):
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._in_backward:
             self._memory.begin_backward()
+            self._modules.begin_backward()
         self._in_backward = in_backward
         phase = OPTIMIZER if self._in_optimizer else BACKWARD if in_backward else FORWARD
+        if in_backward and self._modules.is_in_forward:
+            phase = RECOMPUTE
         return Part("" if self._in_optimizer else self._modules.current_path(), phase)
 
     def _record_kernel(

@@ -65,6 +65,7 @@ class RankTimeline:
     spans: list[TimedSpan] = field(default_factory=list)
     causes: dict[str, float] = field(default_factory=dict)  # seconds of each; their sum is the step
     seconds: float = 0.0
+    collectives: dict[int, tuple[float, float]] = field(default_factory=dict)  # number → begin and end
 
     def add_cause(self, cause: str, seconds: float) -> None:
         """Give a cause some of the step's seconds."""
@@ -225,6 +226,7 @@ class _Cursor:
         name = "pipeline" if collective.peer is not None else collective.group
         span = TimedSpan(name, collective.op, meeting.begin, meeting.end, f"exposed {name}", collective.part)
         self.timeline.spans.append(span)
+        self.timeline.collectives[number] = meeting.begin, meeting.end
         self._wait_until(stream, _Moment(meeting.end, span.cause, meeting.seconds_for_others(self._log.rank)))
 
     def _wait_until(self, stream: int, moment: _Moment) -> None:

@@ -1,0 +1,131 @@
+"""Plays the roles of a program, each in a process of its own, and times them: `rpcbench.simulate`.
+
+Guarantees
+- The notebook's own processes and process groups are not used: players are workers of a cluster of their own, which
+  ends with the call.
+- A second rank of the first role is played, too. If it does not do the same, the report says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rpcbench.base.errors import SimulationError
+from rpcbench.launch.cluster import Cluster
+from rpcbench.simulation.hardware import Hardware, find_hardware
+from rpcbench.simulation.rank_log import RankLog
+from rpcbench.simulation.simulated_world import Role, SimulatedWorld
+
+__all__ = ["simulate"]
+
+Program = Callable[..., Callable[[], Any]]
+"""Takes a mesh, or nothing; returns a step, a function without arguments."""
+_STAGES = "pp"  # the dimension of a mesh along which programs differ
+_WARM_UP = 1  # steps before the one that is recorded: they make the states of optimizers
+
+
+def simulate(
+    program: Program, mesh: Mapping[str, int], hardware: str | Hardware = "h100", *, tokens: int | None = None,
+    ranks: Sequence[int] | None = None,
+) -> SimulatedWorld:  # fmt: skip
+    """Play a program as the ranks of a world that is not there, and say what a step needs.
+
+    Tensors have no data, groups move nothing: so a rank of 1,024 runs on a laptop. The program may use
+    `torch.distributed`, FSDP, DDP, tensor parallel and pipelining as it does on real ranks.
+
+    Args:
+        program: Runs on each played rank: `program(mesh)` makes model and optimizer, and returns a step: a function
+            without arguments, which is called twice. It may be a lambda or a function of a cell.
+        mesh: Sizes by name, outermost first. Ranks with different places along "pp" are different roles.
+        hardware: A name in `rpcbench.HARDWARE`, or a description.
+        tokens: Of one step of the whole world, for `tokens_per_second`.
+        ranks: Which ranks to play, where roles do not follow "pp".
+
+    Returns:
+        The world.
+
+    Raises:
+        SimulationError: The program reads a value, or its ranks wait for each other for ever.
+        ValueError: The mesh has a size below 1, or there is no such hardware.
+        Exception: What the program raises is raised with its type.
+
+    >>> def program(mesh):
+    ...     model = torch.nn.Linear(64, 64)
+    ...     fully_shard(model, mesh=mesh)
+    ...     return lambda: model(torch.ones(8, 64)).sum().backward()
+    >>> world = rpcbench.simulate(program, mesh={"dp": 64}, hardware="h100")
+    >>> world.ranks
+    64
+    """
+    described = find_hardware(hardware)
+    if any(size < 1 for size in mesh.values()) or not mesh:
+        raise ValueError(f"a mesh has sizes of at least 1, and not {dict(mesh)}")
+    roles = find_roles(mesh, ranks)
+    twin = _find_twin(mesh, roles)
+    played = [role.rank for role in roles] + ([] if twin is None else [twin])
+    with Cluster(min(len(played), os.cpu_count() or 1)) as players:
+        logs = list(players.map(lambda rank: play_rank(program, mesh, rank), played, progress=False))
+    remarks = sorted({remark for log in logs for remark in log.assumed})
+    if twin is not None and (difference := _find_difference(logs[0], logs.pop())):
+        remarks.append(f"ranks {roles[0].rank} and {twin} count as equal, and are not: {difference}")
+    return SimulatedWorld(dict(mesh), described, roles, logs, tokens, remarks)
+
+
+def find_roles(mesh: Mapping[str, int], ranks: Sequence[int] | None) -> list[Role]:
+    """Return the roles of a mesh's ranks: one for each place along "pp", or the given ranks."""
+    size = math.prod(mesh.values())
+    if ranks is not None:
+        if bad := [rank for rank in ranks if not 0 <= rank < size]:
+            raise ValueError(f"ranks={list(ranks)}: {bad[0]} is not one of the {size} ranks of {dict(mesh)}")
+        return [Role(f"rank {rank}", rank, size // len(ranks)) for rank in ranks]
+    stages = mesh.get(_STAGES, 1)
+    if stages == 1:
+        return [Role("all", 0, size)]
+    stride = math.prod(itertools.islice(mesh.values(), [*mesh].index(_STAGES) + 1, None))
+    return [Role(f"{_STAGES}={stage}", stage * stride, size // stages) for stage in range(stages)]
+
+
+def _find_twin(mesh: Mapping[str, int], roles: Sequence[Role]) -> int | None:
+    """Return the last rank of the first role; None if that has one rank, or was chosen by hand."""
+    if roles[0].ranks == 1 or roles[0].name.startswith("rank"):
+        return None
+    places = [0 if name == _STAGES else size - 1 for name, size in mesh.items()]
+    rank = 0
+    for place, size in zip(places, mesh.values(), strict=True):
+        rank = rank * size + place
+    return rank
+
+
+def _find_difference(first: RankLog, second: RankLog) -> str:
+    """Return in which action two ranks differ; empty if they do the same."""
+    for n, (one, other) in enumerate(itertools.zip_longest(first.actions, second.actions)):
+        kinds = [(type(each), getattr(each, "op", ""), getattr(each, "bytes", 0)) for each in (one, other)]
+        if kinds[0] != kinds[1]:
+            return f"action {n} is {one} and {other}"
+    return ""
+
+
+def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
+    """Play one rank in this process, and return the log of its last step."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from rpcbench.simulation.fake_world import fake_world
+    from rpcbench.simulation.recorder import RankRecorder
+
+    with fake_world(rank, math.prod(mesh.values())), RankRecorder(rank) as recorder:
+        places = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        torch.manual_seed(0)
+        step = program(places) if inspect.signature(program).parameters else program()
+        if not callable(step):
+            raise SimulationError(f"the program has returned {step!r}, and not its step, a function without arguments")
+        for _ in range(_WARM_UP):
+            step()
+        recorder.begin_step()
+        step()
+        return recorder.end_step()

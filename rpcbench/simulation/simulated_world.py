@@ -1,0 +1,193 @@
+"""The result of a simulation: step time, memory and collectives of a world, by role of its ranks.
+
+Guarantees
+- Figures of the world come from the played ranks: each counts as often as its role has ranks.
+- The step is as long as that of its slowest rank. Floating-point operations of a forward that is run again do not
+  count as the model's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from rpcbench.simulation.hardware import Hardware
+from rpcbench.simulation.rank_log import CATEGORIES, RECOMPUTE, Collective, Kernel, MemoryPeak, RankLog
+from rpcbench.simulation.replay import RankTimeline, replay_logs
+
+_GIB = 2**30
+
+
+class Role(NamedTuple):
+    """Ranks that do the same."""
+
+    name: str  # "pp=0", or "all" for a program whose ranks are equal
+    rank: int  # the one that was played
+    ranks: int  # how many do as it does
+
+
+class SimulatedCollective(NamedTuple):
+    """A collective of a step, as a row of `rpcbench.collectives()`."""
+
+    role: str
+    op: str
+    group: str
+    ranks: tuple[int, ...]
+    bytes: int  # of a rank's tensors
+    shape: str
+    site: str
+    module: str
+    phase: str
+    begin: float  # seconds from the begin of the step
+    end: float
+
+
+@dataclass
+class SimulatedWorld:
+    """What `rpcbench.simulate` returns.
+
+    Args:
+        mesh: Sizes by name.
+        hardware: On which the step was timed; `on` times it on another.
+        roles: Which ranks were played, and how many do as they do.
+        logs: Of the played ranks.
+        tokens: Of one step of the whole world, or None.
+        remarks: What was assumed, and what does not fit.
+    """
+
+    mesh: Mapping[str, int]
+    hardware: Hardware
+    roles: Sequence[Role]
+    logs: Sequence[RankLog]
+    tokens: int | None = None
+    remarks: Sequence[str] = ()
+    _timelines: dict[int, RankTimeline] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._timelines = replay_logs(self.logs, self.hardware)
+
+    def on(self, hardware: Hardware) -> SimulatedWorld:
+        """Return the same step on another hardware; nothing is played again."""
+        return dataclasses.replace(self, hardware=hardware, _timelines={})
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return math.prod(self.mesh.values())
+
+    # -- time
+    @property
+    def timelines(self) -> dict[str, RankTimeline]:
+        """The times of each role's played rank."""
+        return {role.name: self._timelines[role.rank] for role in self.roles}
+
+    @property
+    def slowest(self) -> Role:
+        """The role with the longest step."""
+        return max(self.roles, key=lambda role: self._timelines[role.rank].seconds)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return self._timelines[self.slowest.rank].seconds
+
+    @property
+    def causes(self) -> dict[str, float]:
+        """Seconds of the slowest role's step by cause, longest first: they add up to the step."""
+        causes = self._timelines[self.slowest.rank].causes
+        return dict(sorted(causes.items(), key=lambda each: -each[1]))
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the model in one step, in the whole world, without those that are run again."""
+        kernels = ((role, each) for role, log in self._played() for each in log.actions if isinstance(each, Kernel))
+        return sum(role.ranks * each.flops for role, each in kernels if each.part.phase != RECOMPUTE)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: `flops` over what the hardware could do in the step; by the type of most of them."""
+        by_type: Counter[str] = Counter()
+        for _, log in self._played():
+            for each in log.actions:
+                if isinstance(each, Kernel) and each.flops:
+                    by_type[each.dtype] += each.flops
+        if not by_type:
+            return 0.0
+        peak = self.hardware.peak_flops(by_type.most_common(1)[0][0])
+        return self.flops / (self.step_seconds * peak * self.ranks)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second and rank; None where `simulate` was not told the tokens."""
+        return None if self.tokens is None else self.tokens / self.step_seconds / self.ranks
+
+    # -- memory
+    @cached_property
+    def memory(self) -> dict[str, MemoryPeak]:
+        """The moment with the most memory, of each role."""
+        return {role.name: log.peak_memory() for role, log in self._played()}
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory of any rank."""
+        return max(peak.bytes for peak in self.memory.values())
+
+    @property
+    def is_fitting(self) -> bool:
+        """Whether the most memory of any rank is less than the hardware has."""
+        return self.peak_bytes <= self.hardware.memory_bytes
+
+    # -- collectives
+    @cached_property
+    def collectives(self) -> list[SimulatedCollective]:
+        """The collectives of the step, by role in the order of issue."""
+        rows = []
+        for role, log in self._played():
+            times = self._timelines[role.rank].collectives
+            for each in log.actions:
+                if isinstance(each, Collective):
+                    rows.append(
+                        SimulatedCollective(
+                            role.name, each.op, each.group, each.ranks, each.bytes, each.shape, each.site,
+                            each.part.module, each.part.phase, *times[each.number],
+                        )
+                    )  # fmt: skip
+        return rows
+
+    def _played(self) -> list[tuple[Role, RankLog]]:
+        logs = {log.rank: log for log in self.logs}
+        return [(role, logs[role.rank]) for role in self.roles]
+
+    # -- text
+    def __str__(self) -> str:
+        shape = " x ".join(f"{name} {size}" for name, size in self.mesh.items())
+        rate = "" if self.tokens is None else f", {self.tokens_per_second:,.0f} tokens per second and rank"
+        lines = [
+            f"{shape}: {self.ranks:,} ranks of {self.hardware.name}",
+            f"a step takes {_format_seconds(self.step_seconds)}: {self.mfu:.1%} of the peak{rate}",
+            *self._memory_lines(), *self._cause_lines(), *self.remarks,
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+    def _memory_lines(self) -> list[str]:
+        name, peak = max(self.memory.items(), key=lambda each: each[1].bytes)
+        verdict = "fits" if self.is_fitting else "does not fit"
+        at = f"{peak.part.phase} of {peak.part.module or 'the model'}"
+        parts = ", ".join(f"{each} {peak.by_category[each] / _GIB:.1f}" for each in CATEGORIES)
+        return [
+            f"it {verdict}: {peak.bytes / _GIB:.1f} of {self.hardware.memory_bytes / _GIB:.1f} GiB ({name}, {at})",
+            f"  {parts}",
+        ]
+
+    def _cause_lines(self) -> list[str]:
+        shares = ((seconds / self.step_seconds, seconds, cause) for cause, seconds in self.causes.items())
+        return [f"  {share:6.1%}  {_format_seconds(seconds):>9}  {cause}" for share, seconds, cause in shares]
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
