@@ -38,8 +38,8 @@ CONTENTS = {
     "Course": ["notebooks/README", "notebooks/glossary", "docs/teachers"],
     "Use": [
         "docs/magics", "docs/tasks", "docs/jupyterlab", "docs/panels", "docs/pipelines", "docs/collectives",
-        "docs/parallelism", "docs/compare", "docs/types", "docs/named", "docs/past-one-machine", "docs/safety",
-        "docs/migration",
+        "docs/parallelism", "docs/compare", "docs/types", "docs/simulation", "docs/named", "docs/past-one-machine",
+        "docs/safety", "docs/migration",
     ],
     "Reference": ["docs/api/README", "docs/README", "benchmarks/RESULTS", "CHANGELOG"],
     "Inside": ["ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT"],

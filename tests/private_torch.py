@@ -91,6 +91,19 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch._dynamo.eval_frame.OptimizedModule._orig_mod
         torch.distributed.algorithms._checkpoint.checkpoint_wrapper._checkpoint_wrapped_module
         torch.distributed.fsdp._common_utils._fsdp_wrapped_module""",
+    "simulated ranks": """
+        torch._subclasses.fake_tensor.DataDependentOutputException
+        torch._subclasses.fake_tensor.DynamicOutputShapeException torch._subclasses.fake_tensor.FakeTensorMode
+        torch._subclasses.fake_tensor.UnsupportedOperatorException
+        torch.testing._internal.distributed.fake_pg.FakeStore torch.utils._python_dispatch._disable_current_modes
+        torch.utils._python_dispatch.TorchDispatchMode torch.nn.parallel.DistributedDataParallel._pre_forward
+        torch.autograd.Variable._execution_engine.queue_callback
+        torch.distributed.device_mesh.DeviceMesh._concatenate torch._C._get_dispatch_mode
+        torch._C._TorchDispatchModeKey.FAKE torch._C._distributed_c10d.FakeWork.unbox torch.cpu._default_cpu_stream
+        torch.cpu._current_stream torch._ops.OpOverload._opname torch._ops.OpOverload._overloadpacket
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward torch.ops._c10d_functional
+        torch.ops._dtensor torch.ops._c10d_functional_autograd""",
     "workers that start at once": "torch._dynamo torch._inductor.config",
 }
 OTHERS = {  # private names that are not torch's → whose they are

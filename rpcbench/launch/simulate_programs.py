@@ -116,7 +116,7 @@ def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
     from torch.distributed.device_mesh import init_device_mesh
 
     from rpcbench.simulation.fake_world import fake_world
-    from rpcbench.simulation.recorder import RankRecorder
+    from rpcbench.simulation.rank_recorder import RankRecorder
 
     with fake_world(rank, math.prod(mesh.values())), RankRecorder(rank) as recorder:
         places = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rpcbench.simulation.hardware import Hardware, Link, read_curve
+from rpcbench.simulation.hardware import Hardware, LinkSpeed, read_curve
 from rpcbench.simulation.rank_log import Collective, Kernel
 
 COMPUTE_BOUND, MEMORY_BOUND = "compute", "memory-bound"
@@ -39,13 +39,13 @@ def kernel_time(kernel: Kernel, hardware: Hardware) -> KernelTime:
     return KernelTime(max(compute, memory), COMPUTE_BOUND if compute >= memory else MEMORY_BOUND)
 
 
-def link_of_group(ranks: Sequence[int], hardware: Hardware) -> Link:
+def link_of_group(ranks: Sequence[int], hardware: Hardware) -> LinkSpeed:
     """Return the slowest link that a group's ring crosses."""
     hosts = Counter(rank // hardware.ranks_per_host for rank in ranks)
     if len(hosts) <= 1:
         return hardware.within
     shared = min(hosts.values()) * hardware.between.bandwidth
-    return Link(min(hardware.within.bandwidth, shared), hardware.between.latency)
+    return LinkSpeed(min(hardware.within.bandwidth, shared), hardware.between.latency)
 
 
 Formula = Callable[[float, int, float, float], float]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,8 +86,9 @@ def _run_with_data(found: Any) -> Any:
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> Any:
         with _disable_current_modes():
-            if isinstance(ranks := options.get("_rank_map"), FakeTensor):  # `init_device_mesh` counts them in the mode
-                options["_rank_map"] = torch.arange(ranks.numel())
+            for name, value in options.items():
+                if isinstance(value, FakeTensor):  # the ranks, which `init_device_mesh` has counted within the mode
+                    options[name] = torch.arange(value.numel())
             return function(*args, **options)
 
     return staticmethod(run) if isinstance(found, staticmethod) else run
@@ -97,18 +99,28 @@ def _make_ddp_without_data() -> Iterator[None]:
     """Let DistributedDataParallel neither compare nor send parameters when it is made, and reduce by a hook."""
     make: Any = DistributedDataParallel.__init__
     prepare: Any = DistributedDataParallel._pre_forward
+    register: Any = DistributedDataParallel.register_comm_hook
+    with_hook: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def register_once(self: Any, *args: Any, **options: Any) -> None:
+        with_hook.add(self)
+        register(self, *args, **options)
 
     def make_without_data(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **{**options, "init_sync": False})
 
     def prepare_with_hook(self: Any, *args: Any, **options: Any) -> Any:
-        if not self._comm_hooks:
-            self.register_comm_hook(self.process_group, _reduce_bucket)
+        if self not in with_hook:
+            # a lambda: torch compares the annotations of a hook with its own classes
+            self.register_comm_hook(self.process_group, lambda group, bucket: _reduce_bucket(group, bucket))
+        with _disable_current_modes():  # it writes the order of the buckets to a tensor
+            self.reducer._rebuild_buckets()
         return prepare(self, *args, **options)
 
     with (
         replace_attribute(DistributedDataParallel, "__init__", make_without_data),
         replace_attribute(DistributedDataParallel, "_pre_forward", prepare_with_hook),
+        replace_attribute(DistributedDataParallel, "register_comm_hook", register_once),
     ):
         yield
 

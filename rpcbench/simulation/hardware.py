@@ -25,7 +25,7 @@ Curve = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkSpeed:
     """A link of one rank, in one direction.
 
     Args:
@@ -77,8 +77,8 @@ class Hardware:
     memory_bandwidth: float
     memory_bytes: float
     launch_seconds: float
-    within: Link
-    between: Link
+    within: LinkSpeed
+    between: LinkSpeed
     ranks_per_host: int = 8
     efficiency: Efficiency = field(default_factory=Efficiency)
     has_streams: bool = True
@@ -102,7 +102,7 @@ def load_hardware(path: str | Path) -> Hardware:
     efficiency = {name: tuple(map(tuple, points)) for name, points in fields["efficiency"].items()}
     return Hardware(
         **fields | {
-            "within": Link(**fields["within"]), "between": Link(**fields["between"]),
+            "within": LinkSpeed(**fields["within"]), "between": LinkSpeed(**fields["between"]),
             "efficiency": Efficiency(**efficiency),
         }
     )  # fmt: skip
@@ -125,9 +125,8 @@ _GB, _GIB, _TERA = 1e9, 2.0**30, 1e12
 def _nvidia(name: str, tensor: float, single: float, bandwidth: float, memory: float, within: float, source: str,
             between: float = 50 * _GB) -> Hardware:  # fmt: skip
     peaks = {"bfloat16": tensor * _TERA, "float16": tensor * _TERA, "float32": single * _TERA}
-    return Hardware(
-        name, peaks, bandwidth * _GB, memory * _GIB, 6e-6, Link(within * _GB, 4e-6), Link(between, 10e-6), source=source
-    )  # fmt: skip
+    near, far = LinkSpeed(within * _GB, 4e-6), LinkSpeed(between, 10e-6)
+    return Hardware(name, peaks, bandwidth * _GB, memory * _GIB, 6e-6, near, far, source=source)
 
 
 HARDWARE: dict[str, Hardware] = {

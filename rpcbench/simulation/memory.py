@@ -23,7 +23,7 @@ from rpcbench.simulation.rank_log import (
     PARAMETERS,
     TEMPORARY,
     MemoryChange,
-    Part,
+    ModelPart,
     RankLog,
 )
 
@@ -44,11 +44,11 @@ class MemoryBook:
 
     def __init__(self) -> None:
         self._entries: weakref.WeakKeyDictionary[torch.UntypedStorage, _StorageEntry] = weakref.WeakKeyDictionary()
-        self._changes: list[tuple[int, int, _StorageEntry, Part]] = []
+        self._changes: list[tuple[int, int, _StorageEntry, ModelPart]] = []
         self._forward: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # made since the last backward began
-        self._action, self._part = 0, Part("", "")
+        self._action, self._part = 0, ModelPart("", "")
 
-    def set_position(self, action: int, part: Part) -> None:
+    def set_position(self, action: int, part: ModelPart) -> None:
         """Changes from now on belong to this place of the step."""
         self._action, self._part = action, part
 

@@ -16,7 +16,7 @@ FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "o
 """RECOMPUTE: a forward that is run again within a backward pass."""
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """What an action is for."""
 
     module: str  # path in the model; "" for the model itself, and outside of it
@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
     dtype: str
     flops: int
     bytes: int  # read and written
-    part: Part
+    part: ModelPart
 
 
 class Collective(NamedTuple):
@@ -49,7 +49,7 @@ class Collective(NamedTuple):
     shape: str
     site: str  # what asked for it
     is_blocking: bool  # its stream waits for it at once
-    part: Part
+    part: ModelPart
 
 
 class WaitForCollective(NamedTuple):
@@ -91,7 +91,7 @@ class MemoryChange(NamedTuple):
     action: int  # the number of actions issued before it
     bytes: int  # negative: given back
     category: str
-    part: Part
+    part: ModelPart
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class RankLog:
     def peak_memory(self) -> MemoryPeak:
         """Return the moment of the step with the most memory."""
         now = dict.fromkeys(CATEGORIES, 0) | self.before
-        peak = MemoryPeak(sum(now.values()), dict(now), 0, Part("", FORWARD))
+        peak = MemoryPeak(sum(now.values()), dict(now), 0, ModelPart("", FORWARD))
         for change in self.memory:
             now[change.category] += change.bytes
             if (total := sum(now.values())) > peak.bytes:
@@ -123,4 +123,4 @@ class MemoryPeak(NamedTuple):
     bytes: int
     by_category: dict[str, int]
     action: int
-    part: Part
+    part: ModelPart

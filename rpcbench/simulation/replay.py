@@ -34,7 +34,7 @@ from rpcbench.simulation.rank_log import (
     COMPUTE,
     Collective,
     Kernel,
-    Part,
+    ModelPart,
     RankLog,
     RecordEvent,
     Synchronize,
@@ -54,7 +54,7 @@ class TimedSpan(NamedTuple):
     begin: float  # seconds from the begin of the step
     end: float
     cause: str
-    part: Part
+    part: ModelPart
 
 
 @dataclass(slots=True)

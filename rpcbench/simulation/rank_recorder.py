@@ -48,7 +48,7 @@ from rpcbench.runtime.handles import tensor_bytes
 from rpcbench.simulation.fake_world import replace_attribute
 from rpcbench.simulation.memory import MemoryBook
 from rpcbench.simulation.module_paths import ModuleWatch
-from rpcbench.simulation.operators import count_bytes, count_flops, kind_of_operator
+from rpcbench.simulation.operator_counts import count_bytes, count_flops, kind_of_operator
 from rpcbench.simulation.rank_log import (
     BACKWARD,
     COMPUTE,
@@ -62,7 +62,7 @@ from rpcbench.simulation.rank_log import (
     Action,
     Collective,
     Kernel,
-    Part,
+    ModelPart,
     RankLog,
     RecordEvent,
     Synchronize,
@@ -90,7 +90,7 @@ class RankRecorder(TorchDispatchMode):
         self.log = RankLog(rank)
         self._memory = MemoryBook()
         self._modules = ModuleWatch(self._model_found)
-        self._parameters: dict[int, Tensor] = {}
+        self._found: dict[int, Tensor] = {}
         self._in_optimizer = self._in_backward = False
         self._streams: dict[int, int] = {}  # id of a stream → its number; the stream is kept
         self._kept_streams: list[Any] = []
@@ -125,9 +125,9 @@ class RankRecorder(TorchDispatchMode):
 
     def end_step(self) -> RankLog:
         """Return the log of the step."""
-        self._mark_gradients(self._parameters.values())
+        self._mark_gradients(self._found.values())
         self._memory.write_step(self.log)
-        self.log.parameters = sum(local_tensor(each).numel() for each in self._parameters.values())
+        self.log.parameters = sum(local_tensor(each).numel() for each in self._found.values())
         return self.log
 
     def add_action(self, action: Action) -> None:
@@ -159,7 +159,7 @@ class RankRecorder(TorchDispatchMode):
             self._memory.mark_tensors(made + flatten_tensors(kwargs.get("out", [])), GATHERED)
         return result
 
-    def _current_part(self) -> Part:
+    def _current_part(self) -> ModelPart:
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and not self._in_backward:
             self._memory.begin_backward()
@@ -168,11 +168,11 @@ class RankRecorder(TorchDispatchMode):
         phase = OPTIMIZER if self._in_optimizer else BACKWARD if in_backward else FORWARD
         if in_backward and self._modules.is_in_forward:
             phase = RECOMPUTE
-        return Part("" if self._in_optimizer else self._modules.current_path(), phase)
+        return ModelPart("" if self._in_optimizer else self._modules.current_path(), phase)
 
     def _record_kernel(
         self, function: Any, args: Any, kwargs: Any, result: Any, given: Sequence[Tensor], made: Sequence[Tensor],
-        part: Part,
+        part: ModelPart,
     ) -> None:  # fmt: skip
         size = count_bytes(function, given, made)
         if size == 0:
@@ -184,7 +184,7 @@ class RankRecorder(TorchDispatchMode):
         )
 
     # -- collectives
-    def _record_c10d(self, function: Any, args: Any, result: Any, part: Part) -> None:
+    def _record_c10d(self, function: Any, args: Any, result: Any, part: ModelPart) -> None:
         name = function._opname
         if name not in TORCH_OPS:
             return
@@ -201,7 +201,7 @@ class RankRecorder(TorchDispatchMode):
         work: Any = FakeWork.unbox(result[-1] if isinstance(result, tuple) else result)
         work.seq_id = number
 
-    def _record_functional(self, function: Any, args: Any, made: Sequence[Tensor], part: Part) -> None:
+    def _record_functional(self, function: Any, args: Any, made: Sequence[Tensor], part: ModelPart) -> None:
         if function._opname not in _FUNCTIONAL:
             return
         name, place = _FUNCTIONAL[function._opname]
@@ -219,7 +219,7 @@ class RankRecorder(TorchDispatchMode):
 
     def _add_collective(
         self, kind: str, op: str, group: c10d.ProcessGroup, peer: int | None, tensors: Sequence[Tensor],
-        is_blocking: bool, part: Part,
+        is_blocking: bool, part: ModelPart,
     ) -> int:  # fmt: skip
         self._collectives += 1
         label = group_label(group, group is distributed_c10d._get_default_group())
@@ -261,7 +261,7 @@ class RankRecorder(TorchDispatchMode):
     # -- the model and its optimizer
     def _model_found(self, model: nn.Module) -> None:
         for tensor in [*model.parameters(), *model.buffers()]:
-            self._parameters.setdefault(id(tensor), tensor)
+            self._found.setdefault(id(tensor), tensor)
             self._memory.mark_tensors([local_tensor(tensor)], PARAMETERS)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
