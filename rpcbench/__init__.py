@@ -54,7 +54,7 @@ _HOMES = {  # module of each public name
     "SimulatedWorld": "rpcbench.simulation.simulated_world",
     "SimulationError": "rpcbench.base.errors",
     "Hardware": "rpcbench.simulation.hardware",
-    "HARDWARE": "rpcbench.simulation.hardware",
+    "hardware": "rpcbench.simulation.hardware",
     "record": "rpcbench.telemetry.recording",
     "replay": "rpcbench.panels.replay",
 }

@@ -17,7 +17,8 @@ from typing import Any
 
 from rpcbench.base.errors import SimulationError
 from rpcbench.launch.cluster import Cluster
-from rpcbench.simulation.hardware import Hardware, find_hardware
+from rpcbench.simulation.hardware import Hardware
+from rpcbench.simulation.hardware import hardware as hardware_of
 from rpcbench.simulation.rank_log import RankLog
 from rpcbench.simulation.simulated_world import Role, SimulatedWorld
 
@@ -42,7 +43,7 @@ def simulate(
         program: Runs on each played rank: `program(mesh)` makes model and optimizer, and returns a step: a function
             without arguments, which is called twice. It may be a lambda or a function of a cell.
         mesh: Sizes by name, outermost first. Ranks with different places along "pp" are different roles.
-        hardware: A name in `rpcbench.HARDWARE`, or a description.
+        hardware: A name that `rpcbench.hardware` knows, or a description.
         tokens: Of one step of the whole world, for `tokens_per_second`.
         ranks: Which ranks to play, where roles do not follow "pp".
 
@@ -55,6 +56,7 @@ def simulate(
         Exception: What the program raises is raised with its type.
 
     >>> def program(mesh):
+    ...     from torch.distributed.fsdp import fully_shard
     ...     model = torch.nn.Linear(64, 64)
     ...     fully_shard(model, mesh=mesh)
     ...     return lambda: model(torch.ones(8, 64)).sum().backward()
@@ -62,7 +64,7 @@ def simulate(
     >>> world.ranks
     64
     """
-    described = find_hardware(hardware)
+    described = hardware if isinstance(hardware, Hardware) else hardware_of(hardware)
     if any(size < 1 for size in mesh.values()) or not mesh:
         raise ValueError(f"a mesh has sizes of at least 1, and not {dict(mesh)}")
     roles = find_roles(mesh, ranks)

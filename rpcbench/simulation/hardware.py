@@ -142,13 +142,21 @@ HARDWARE: dict[str, Hardware] = {
                 "host, 200 Gb/s per GPU between hosts", 25 * _GB),
     )
 }  # fmt: skip
-"""The descriptions that `rpcbench.simulate(hardware="h100")` knows by name."""
+"""The descriptions that have a name."""
 
 
-def find_hardware(hardware: str | Hardware) -> Hardware:
-    """Return a description by its name. ValueError for an unknown one."""
-    if isinstance(hardware, Hardware):
-        return hardware
-    if hardware not in HARDWARE:
-        raise ValueError(f"there is no hardware {hardware!r}: {suggest_nearest(hardware, HARDWARE)}")
-    return HARDWARE[hardware]
+def hardware(name: str) -> Hardware:
+    """Return a description by its name, for `rpcbench.simulate`.
+
+    Args:
+        name: "h100", "h200", "a100" (80 GB) or "l40s".
+
+    Raises:
+        ValueError: There is no description of that name.
+
+    >>> rpcbench.hardware("a100").flops["bfloat16"]
+    312000000000000.0
+    """
+    if name not in HARDWARE:
+        raise ValueError(f"there is no hardware {name!r}: {suggest_nearest(name, HARDWARE)}")
+    return HARDWARE[name]

@@ -35,7 +35,7 @@ def test_a_world_has_figures_and_a_report():
     text = str(world)
     assert "dp 16: 16 ranks of h100" in text
     assert "it fits" in text
-    slower = world.on(rpcbench.HARDWARE["l40s"])
+    slower = world.on(rpcbench.hardware("l40s"))
     assert slower.step_seconds > world.step_seconds
 
 
