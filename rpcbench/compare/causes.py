@@ -108,10 +108,26 @@ def _is_missing(evidence: Evidence) -> str | None:
 
 
 def _is_not_finite(evidence: Evidence) -> str | None:
-    bad = [place for place, value in evidence.held.values.items() if not bool(torch.isfinite(value).all())]
-    if not bad or not bool(torch.isfinite(evidence.whole).all()):
+    """The reference may have infinite numbers, as of a mask."""
+    if bool(evidence.whole.isnan().any()):
+        return "the reference itself has NaN here, and the ranks have other numbers there: look at the reference first"
+    is_finite = bool(evidence.whole.isfinite().all())
+    kinds = {place: _kind_not_finite(value, is_finite) for place, value in evidence.held.values.items()}
+    bad = [place for place, kind in kinds.items() if kind]
+    if not bad:
         return None
-    return f"NaN or infinity is born here, on {evidence.rank_names(bad)}; everything before it is finite"
+    spread = evidence.verdict.key.phase == GRADIENT and 1 < len(bad) == len(kinds)
+    return (
+        f"{kinds[bad[0]]} is born here, on {evidence.rank_names(bad)}: the reference has none here, and everything "
+        "before it is right" + (". A reduction may have spread it from one rank" if spread else "")
+    )
+
+
+def _kind_not_finite(value: Tensor, is_wanted_finite: bool) -> str:
+    """Return which numbers a value has that the reference has not; empty if there are none."""
+    if bool(value.isnan().any()):
+        return "NaN"
+    return "infinity" if is_wanted_finite and not bool(value.isfinite().all()) else ""
 
 
 # -- before the first forward

@@ -13,9 +13,10 @@ Guarantees
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from rpcbench.compare.layouts import Coordinate
 Renumber = Callable[[int], int]
 HasEqualStart = Callable[[Key, Mapping[Coordinate, Key]], bool]
 """Takes a parameter of the reference and the name that it has on some ranks; whether their initial values are right."""
+_MOST_NAMES = 4  # in a sentence
 _CONTAINERS = ("ModuleList", "ModuleDict")  # they have no forward, so a model that is one holds stages
 
 
@@ -195,3 +197,38 @@ def _rename_catalog(catalog: Catalog, names: Mapping[str, str]) -> Catalog:
         tied={new(name): tuple(map(new, others)) for name, others in catalog.tied.items()},
         masks={new(name): masks for name, masks in catalog.masks.items()},
     )  # fmt: skip
+
+
+# -- names that do not match
+def describe_unmatched(reference: Catalog, ranks: Iterable[Catalog]) -> str:
+    """Return which modules and parameters of the reference no rank has by name, in a sentence with the names on the
+    ranks that are nearest; empty if there are none."""
+    own, theirs = _names_in(reference), set[str]().union(*map(_names_in, ranks))
+    there = theirs.union(*map(_paths_around, theirs))  # a list of modules is there if a member is
+    lacking = _outermost(own - there)
+    if not lacking:
+        return ""
+    others = _outermost(theirs - own)
+    words = [_with_nearest(name, others) for name in lacking[:_MOST_NAMES]]
+    more = [f"{len(lacking) - len(words)} more"] if len(lacking) > len(words) else []
+    return f"Not compared, as no rank has anything of this name: {', '.join([*words, *more])}"
+
+
+def _names_in(catalog: Catalog) -> set[str]:
+    """Return the names of modules and parameters, but for the model itself."""
+    return {*catalog.modules, *(key.name for key in catalog.values if key.phase == INITIAL)} - {""}
+
+
+def _paths_around(name: str) -> set[str]:
+    parts = name.split(".")
+    return {".".join(parts[:n]) for n in range(1, len(parts))}
+
+
+def _outermost(names: Collection[str]) -> list[str]:
+    """Return those names that are not inside another one, in order."""
+    return sorted(name for name in names if name.rpartition(".")[0] not in names)
+
+
+def _with_nearest(name: str, others: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, others, 1, 0.5)
+    return f"{name} (did you mean {near[0]}, which the ranks have?)" if near else name

@@ -9,18 +9,20 @@ Guarantees
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rpcbench.base.errors import CompareError, count_noun
-from rpcbench.compare.capture import BACKWARD, FORWARD, INITIAL, INPUT, STEP, Key
+from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP, Key
 from rpcbench.compare.causes import explain, explain_masks
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.error_maps import map_errors
 from rpcbench.compare.evidence import Evidence, dims_of_kind, rank_number
 from rpcbench.compare.layouts import SUM, WHOLE
+from rpcbench.compare.names import describe_unmatched
 from rpcbench.compare.type_annotations import annotate_values
 from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, ValueVerdict
 
@@ -65,11 +67,13 @@ class CompareReport:
         mesh: The dimensions of the ranks' mesh.
         verdicts: On each value of the reference, in the order of execution.
         first: The first difference, or None.
+        unmatched: Which modules and parameters no rank has by name, so that they were not compared; or empty.
     """
 
     mesh: Mesh
     verdicts: tuple[ValueVerdict, ...]
     first: Difference | None
+    unmatched: str = ""
 
     @property
     def ok(self) -> bool:
@@ -104,9 +108,11 @@ class CompareReport:
         counts = Counter(each.word for each in self._listed_verdicts())
         mesh = ", ".join(f"{name}={size}" for name, size in zip(*self.mesh, strict=True))
         tally = ", ".join(f"{counts[word]} {word}" for word in (RIGHT, WRONG, UNKNOWN, ABSENT) if counts[word])
+        unmatched = f" {self.unmatched}." if self.unmatched else ""
         if self.first is None:
-            return f"Right: the ranks ({mesh}) compute what one process computes, within round-off ({tally})."
-        return f"Wrong, first at {self.first}\n({mesh}: {tally})"
+            right = f"Right{' in what was compared' if unmatched else ''}: the ranks ({mesh}) compute what one process"
+            return f"{right} computes, within round-off ({tally}).{unmatched}"
+        return f"Wrong, first at {self.first}{unmatched}\n({mesh}: {tally})"
 
     def _listed_verdicts(self) -> list[ValueVerdict]:
         return [each for each in self.verdicts if each.key.phase != INPUT]
@@ -138,18 +144,25 @@ def _details(verdict: ValueVerdict) -> str:
 def make_report(runs: Runs) -> CompareReport:
     """Judge all values of the runs, and explain the first difference."""
     verdicts = tuple(runs.judge_all())
+    unmatched = describe_unmatched(runs.reference.catalog, runs.ranks.values())
     if all(each.word == ABSENT for each in verdicts if each.key.phase in (INITIAL, FORWARD)):
-        _refuse_names(runs)
-    return CompareReport(runs.mesh, verdicts, _find_first(runs, verdicts))
+        raise CompareError(
+            "the two models have no module and no parameter in common: their modules must have the same names. "
+            f"{unmatched}"
+        )
+    _refuse_nan(verdicts)
+    return CompareReport(runs.mesh, verdicts, _find_first(runs, verdicts), unmatched)
 
 
-def _refuse_names(runs: Runs) -> None:
-    own = next((name for name in runs.reference.catalog.modules if name), "")
-    theirs = {name for catalog in runs.ranks.values() for name in catalog.modules if name}
-    raise CompareError(
-        f"the two models have no module and no parameter in common: the reference has {own!r} and others, the ranks "
-        f"have {sorted(theirs)[:5]}. Their modules must have the same names"
-    )
+def _refuse_nan(verdicts: Sequence[ValueVerdict]) -> None:
+    """Raise CompareError if the reference's loss or gradients are NaN, which equals nothing."""
+    nan = [each for each in verdicts if math.isnan(each.norm)]
+    if any(each.key.phase in (LOSS, GRADIENT) for each in nan):
+        where = " ".join(_label(nan[0]).split())
+        raise CompareError(
+            f"the reference itself has NaN, first at {where}: nothing can be compared with that. Look at the "
+            "step in one process first"
+        )
 
 
 def _find_first(runs: Runs, verdicts: Sequence[ValueVerdict]) -> Difference | None:

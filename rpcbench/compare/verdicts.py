@@ -175,7 +175,7 @@ def _take_if_near(verdict: ValueVerdict, fit: LayoutFit, factor: float) -> bool:
 
 def _nearest_scales(fit: LayoutFit) -> list[float]:
     """Return the scale of the ranks' values: the whole number near to it, if one explains them as well."""
-    if not fit.factor > 0:
+    if not 0 < fit.factor < math.inf:
         return []
     whole = round(fit.factor) or 1
     return [float(whole), 1 / max(1, round(1 / fit.factor)), fit.factor]

@@ -71,7 +71,9 @@ def compare_captures(
 
 
 def fit_mesh(mesh: Mapping[str, int] | None, workers: Sequence[str]) -> Mesh:
-    """Return the mesh of these workers. ValueError if they do not fit."""
+    """Return the mesh of these workers. ValueError or TypeError if they do not fit."""
+    if not isinstance(mesh, Mapping | None):
+        raise TypeError(f"mesh gives each dimension a name and a size, as mesh={{'dp': 2, 'tp': 2}}, and not {mesh!r}")
     sizes = dict(mesh) if mesh is not None else {"rank": len(workers)}
     meshes.check_mesh("mesh", sizes, workers, [])
     return Mesh(tuple(sizes), tuple(sizes.values()))

@@ -122,7 +122,7 @@ def make_mesh(
 def check_mesh(name: str, sizes: Mapping[str, int], workers: Sequence[str], lost: Sequence[str]) -> None:
     """Raise ValueError, TypeError or WorkerLostError if no mesh of these sizes can be made of these workers."""
     for word in (name, *sizes):
-        if not word.isidentifier() or keyword.iskeyword(word):
+        if not isinstance(word, str) or not word.isidentifier() or keyword.iskeyword(word):
             raise ValueError(f"{word!r} cannot be a name in a mesh: pass a Python identifier, as in {_EXAMPLE}")
     if not sizes:
         raise ValueError(f"a mesh has at least one dimension, with a name and a size: {_EXAMPLE}")

@@ -181,18 +181,6 @@ def test_the_error_of_a_rank_is_raised_and_the_workers_keep_nothing(four):
     assert set(four.run("all", count).values()) == {0}
 
 
-def divide_on_rank(mesh):
-    model = make_model()
-    if mesh.get_local_rank() == 1:
-        model[1].register_forward_hook(lambda module, args, output: output / 0)
-    return model
-
-
-def test_nan_is_named_where_it_is_born(four):
-    first = four.compare(**{**RIGHT, "parallel": (divide_on_rank, step_on_rows)}).first
-    assert (first.phase, first.name) == ("forward", "1") and "born here, on rank 1" in first.cause
-
-
 CELL = """
 import torch.distributed as dist, rpcbench
 from rpcbench.distributed import init_process_group, destroy_process_group
