@@ -117,15 +117,21 @@ class _RunningCalls:
         with self._lock:
             count = self._counts[name, again, rank]
             self._counts[name, again, rank] += 1
-        self._stack().append((count << 64) + rank if rank else count)
-        return self._stack()[-1]
+        number = (count << 64) + rank if rank else count
+        self._stack().append((name, number))
+        return number
 
-    def enter_no_call(self) -> None:
+    def enter_no_call(self, name: str) -> None:
         """Begin a forward that is no call."""
-        self._stack().append(_NO_CALL)
+        self._stack().append((name, _NO_CALL))
 
     def current_call(self) -> int:
-        return self._stack()[-1]
+        return self._stack()[-1][1]
+
+    def current_name(self) -> str | None:
+        """Return the name of the module whose forward runs on this thread."""
+        stack = self._stack()
+        return stack[-1][0] if stack else None
 
     def leave_call(self) -> None:
         self._stack().pop()
@@ -133,8 +139,8 @@ class _RunningCalls:
     def begin_turn(self) -> None:
         self._counts.clear()
 
-    def _stack(self) -> list[int]:
-        found: list[int] | None = getattr(self._thread, "stack", None)
+    def _stack(self) -> list[tuple[str, int]]:
+        found: list[tuple[str, int]] | None = getattr(self._thread, "stack", None)
         if found is None:
             found = self._thread.stack = []
         return found
@@ -160,6 +166,7 @@ class Capture:
         self._perturb = perturb
         self._turn = 0
         self._running = _RunningCalls()
+        self._hooked: dict[nn.Module, str] = {}  # modules with hooks → their names
         self._without_grad: set[tuple[str, int]] = set()  # calls that autograd did not see: reentrant checkpoints
         self._stepped: set[str] = set()  # parameters with the gradient that an optimizer has stepped with
         self._has_stepped = False
@@ -190,6 +197,7 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._hooked.clear()
         self._parts = ()
 
     # -- hooks
@@ -199,6 +207,7 @@ class Capture:
             own = tuple(join_name(name, each) for each, _ in module.named_parameters(recurse=False))
             self.catalog.modules[name] = ModuleFacts(_class_name(module), own)
             if not known:
+                self._hooked[module] = name
                 self._handles += [
                     module.register_forward_pre_hook(partial(self._before_forward, name), with_kwargs=True),
                     module.register_forward_hook(partial(self._after_forward, name), always_call=False),
@@ -208,7 +217,7 @@ class Capture:
     def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if is_inferring_shapes():
             self._masks.enter_module(None)
-            self._running.enter_no_call()
+            self._running.enter_no_call(name)
             return None
         self._masks.enter_module(name)
         again = self._is_run_again()

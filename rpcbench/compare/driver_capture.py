@@ -3,15 +3,18 @@
 Guarantees
 - Gradients are those of the autograd context that an optimizer steps with; without an optimizer, those of the context
   that the driver has released last. `.grad` counts where no context has a gradient.
+- A call of a part's `forward` is a call of the part, too: `rref.rpc_sync().forward(x)`, as many programs do.
 - Calls of a module are in the order of micro-batches in a pipeline, else in the order in which they were sent, however
   the threads of this process run them. A forward that a pipeline recomputes is no call of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rpcbench.autograd import recorder
 from rpcbench.compare.capture import Capture, NamedPart
@@ -35,6 +38,9 @@ class DriverCapture(Capture):
         if self._handles:  # it may be closed already
             self._recorder.on_release.remove(self.keep_context)
             self._masks.__exit__()
+            for part in self._replaced:
+                del part.forward
+            self._replaced.clear()
         super().close()
 
     def end_step(self, loss: Tensor | float | None = None) -> None:
@@ -45,6 +51,17 @@ class DriverCapture(Capture):
         """Keep the gradients of an autograd context that will be released."""
         with self._recorder.enter_context(context):
             self._keep_parameter_gradients(settles=False)
+
+    def _add_module_hooks(self) -> None:
+        super()._add_module_hooks()
+        self._replaced = [part for _, part in self._parts if part in self._hooked and "forward" not in vars(part)]
+        for part in self._replaced:
+            part.forward = partial(self._call_with_hooks, part, part.forward)
+
+    def _call_with_hooks(self, part: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the forward of a part, by way of its hooks if it was called without them."""
+        inside = self._running.current_name() == self._hooked.get(part)  # none of both after `close`
+        return forward(*args, **kwargs) if inside else part(*args, **kwargs)
 
     def _iterate_modules(self) -> Iterator[NamedPart]:
         for name, module in super()._iterate_modules():

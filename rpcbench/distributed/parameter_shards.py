@@ -192,7 +192,7 @@ def _child_places(place: _Place) -> Iterator[_Place]:
 def _find_managed(model: nn.Module, reading: ModelReading) -> dict[tuple[int, str], Any]:
     """Return the `FSDPParam` of each (module, attribute) that `fully_shard` manages; add the groups to the reading."""
     found: dict[tuple[int, str], Any] = {}
-    for module in model.modules():
+    for _, module in iterate_modules(model):  # not `modules()`, which a RemoteModule refuses
         if not isinstance(module, FSDPModule):
             continue
         for group in module._get_fsdp_state()._fsdp_param_groups:
