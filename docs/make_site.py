@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+import gallery_pages
 import make_diagrams
 from lesson_pages import add_to, list_of_records, write_players
 from make_course import TRACKS
@@ -38,8 +39,8 @@ CONTENTS = {
     "Course": ["notebooks/README", "notebooks/glossary", "docs/teachers"],
     "Use": [
         "docs/magics", "docs/tasks", "docs/jupyterlab", "docs/panels", "docs/pipelines", "docs/collectives",
-        "docs/parallelism", "docs/compare", "docs/types", "docs/simulation", "docs/named", "docs/past-one-machine",
-        "docs/safety", "docs/migration",
+        "docs/parallelism", "docs/compare", "docs/silent-bugs/README", "docs/types", "docs/simulation", "docs/named",
+        "docs/past-one-machine", "docs/safety", "docs/migration",
     ],
     "Reference": ["docs/api/README", "docs/README", "benchmarks/RESULTS", "CHANGELOG"],
     "Inside": ["ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT"],
@@ -75,17 +76,20 @@ def arrange(source: Path, only: Sequence[str] = ()) -> None:
         for path in ROOT.glob(pattern):
             name = path.relative_to(ROOT).as_posix()
             if not only or name.removesuffix(".md") in ("README", *only):
-                write(source / _page(name), markdown(path.read_text(), name) + contents(name))
+                text = markdown(path.read_text(), name) + contents(name)
+                is_kind = path.parent == gallery_pages.FOLDER
+                write(source / _page(name), gallery_pages.with_player(text, path.stem) if is_kind else text)
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         if not only or f"notebooks/{path.stem}" in only:
             write(source / "notebooks" / path.name, lesson(path))
         write(source / "extra" / "notebooks" / path.name, path.read_text())
     write_players(source / "extra" / "notebooks" / "records")
+    gallery_pages.write_players(source / "extra" / "docs" / "silent-bugs" / "records")
     shutil.copy(ROOT / "docs" / "site" / "conf.py", source)
     (source / "static").mkdir()
     for name in ("site.css", "favicon.svg"):
         shutil.copy(ROOT / "docs" / "site" / name, source / "static")
-    for folder in ("docs/pictures", "docs", "docs/diagrams", "notebooks/pictures"):
+    for folder in ("docs/pictures", "docs", "docs/diagrams", "docs/silent-bugs/pictures", "notebooks/pictures"):
         for picture in [*(ROOT / folder).glob("*.png"), *(ROOT / folder).glob("*.svg")]:
             for place in (source / folder, source / "extra" / folder):
                 place.mkdir(parents=True, exist_ok=True)
@@ -171,6 +175,8 @@ def contents(name: str) -> str:
         lessons = json.loads((ROOT / "notebooks" / "lessons.json").read_text())
         tracks = {title: [row["lesson"] for row in lessons if row["track"] == track] for track, title in TRACKS.items()}
         return list_of_records() + "".join(toctree(names, title) for title, names in tracks.items())
+    if name == "docs/silent-bugs/README.md":
+        return toctree([kind.name for kind in gallery_pages.KINDS])
     if name in BELOW:
         below = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(BELOW[name]))
         return toctree([f"/{page.removesuffix('.md')}" for page in below if page != name])

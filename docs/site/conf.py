@@ -47,6 +47,7 @@ LONGEST = 200  # characters of a description
 OTHER_PAGES = "A Jupyter workbench for distributed PyTorch: documents, reference and a course of lessons."
 
 COLUMNS = re.compile(r"\S {2,}[^\s#]|[─-╿]")  # aligned by spaces, which stand before comments too, or drawn
+MARK = re.compile(r'<span class="hll">(?=.*# (wrong|right)\b)')
 CODE = {"python", "ipython3", "sh", "bash", "toml"}
 
 
@@ -70,6 +71,14 @@ def describe(
         context["theme_source_view_link"] = context["theme_source_view_link"].format(filename="README.md")
 
 
+def mark_lines(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Tell the wrong lines of a program from the right ones, among those that are emphasized."""
+    if "body" in context:
+        context["body"] = MARK.sub(r'<span class="hll is-\1">', context["body"])
+
+
 def mark_columns(app: Sphinx, doctree: nodes.document) -> None:
     """Give blocks of text whose lines stand in columns a class."""
     for block in doctree.findall(nodes.literal_block):
@@ -81,3 +90,4 @@ def setup(app: Sphinx) -> None:
     app.add_html_math_renderer("mathml", (show_formula, None), (show_formula, None))
     app.connect("doctree-read", mark_columns)
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", mark_lines)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -57,6 +57,12 @@ class Picture:
 
     def draw_line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
         self._add_element("line", kind, max(y1, y2), x1=x1, y1=y1, x2=x2, y2=y2)
+
+    def draw_curve(self, points: Sequence[tuple[float, float]], kind: str) -> None:
+        """Draw a line through points."""
+        places = " ".join(f"{_format_number(x)},{_format_number(y)}" for x, y in points)
+        self._parts.append(f'<polyline class="line {kind}" points="{places}"/>')
+        self.height = max(self.height, *(y for _, y in points))
 
     def draw_rect(self, x: float, y: float, width: float, height: float, kind: str, rx: float = 3) -> None:
         self._add_element("rect", kind, y + height, x=x, y=y, width=max(0.0, width), height=height, rx=rx)

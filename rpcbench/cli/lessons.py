@@ -17,7 +17,7 @@ from rpcbench.base.errors import RpcError
 DEFAULT = Path("rpcbench-course")
 PARTS = {  # and what is not copied of them
     "notebooks": shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "progress.json"),
-    "docs": shutil.ignore_patterns("pictures", "site", "*.py", "*.png", "*.svg", "__pycache__"),
+    "docs": shutil.ignore_patterns("pictures", "records", "site", "programs", "*.py", "*.png", "*.svg", "__pycache__"),
 }
 _HERE = Path(rpcbench.__file__).parent
 

@@ -162,6 +162,25 @@ def test_a_record_plays_in_its_lesson(site, reader, name):
     player.get_by_text(", end").wait_for()
 
 
+@pytest.mark.browser
+def test_the_gallery_leads_to_a_page_that_marks_its_lines_and_plays_its_record(site, reader):
+    reader.goto((site / "docs" / "silent-bugs" / "README.html").as_uri())
+    pictures = reader.locator(".gallery img")
+    assert pictures.count() == 20
+    assert pictures.last.evaluate("image => image.naturalWidth") == 220
+    reader.locator(".gallery a", has_text="A mean of means").click()
+    assert reader.locator(".is-wrong").inner_text().strip().startswith("loss = F.cross_entropy(scores, y)  # wrong")
+    assert reader.locator(".is-right").count() == 3
+    frame = reader.locator("figure.record iframe")
+    frame.scroll_into_view_if_needed()
+    player = frame.content_frame
+    player.get_by_text(", wrong").wait_for()
+    player.get_by_role("slider", name="frame").fill("0")
+    player.locator(".rb-sentence", has_text="Right: the ranks").wait_for()
+    player.get_by_role("button", name="Play", exact=True).click()
+    player.locator(".rb-sentence", has_text="Wrong, first at loss").wait_for()
+
+
 CUT = """() => [...document.querySelectorAll('article pre')]
   .filter(pre => pre.scrollWidth > pre.clientWidth + 1 && !pre.closest('.columns'))
   .map(pre => pre.textContent)"""

@@ -1,0 +1,38 @@
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+torch.manual_seed(0)
+X = torch.randn(256, 16)
+Y = (X @ torch.randn(16, 5) + 2 * torch.randn(256, 5)).argmax(1)
+
+
+Y[64:] = Y[64:].where(torch.rand(192) < 0.2, -100)  # rows without a label
+
+
+def make_model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
+
+
+def step(model):
+    loss = F.cross_entropy(model(X), Y)
+    loss.backward()
+    return loss.detach()
+
+
+def make_on_ranks(mesh):
+    return DistributedDataParallel(make_model(), process_group=mesh.get_group())
+
+
+def step_on_ranks(model, mesh):
+    x, y = (each.chunk(mesh.size())[mesh.get_local_rank()] for each in (X, Y))
+    scores = model(x)
+    loss = F.cross_entropy(scores, y)  # wrong: divides by the labels of this rank, and each rank has other counts
+    # right: count = (y >= 0).sum()
+    # right: dist.all_reduce(count)
+    # right: loss = F.cross_entropy(scores, y, reduction="sum") / (count / mesh.size())
+    loss.backward()
+    return loss.detach()
