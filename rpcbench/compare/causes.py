@@ -243,6 +243,12 @@ def _is_cut_short(evidence: Evidence) -> str | None:
 
 
 # -- the loss
+_BY_TOKENS = (
+    "ranks with different numbers of rows or tokens must be weighted by these, so divide each rank's sum by the number "
+    "of all"
+)
+
+
 def _is_wrong_loss(evidence: Evidence) -> str | None:
     if evidence.verdict.key.phase != LOSS or not _outputs_are_right(evidence):
         return None
@@ -257,21 +263,23 @@ def _is_wrong_loss(evidence: Evidence) -> str | None:
             )
     listed = ", ".join(f"{each:.6g}" for each in dict.fromkeys(losses.values()))
     said = f"the model's output is right and the loss is not: {listed} in place of {reference:.6g}"
+    if len({*losses.values()}) > 1 and (weights := reductions.describe_weights(evidence)) is not None:
+        return f"{said}; their mean is {mean:.6g}. A mean of means: {_BY_TOKENS}; {weights}"
     apart = evidence.dims_apart()
     if any(name not in apart and not evidence.agree_along(d) for d, name in enumerate(evidence.held.mesh.names)):
         return (
             f"{said}. Ranks with the same rows have different losses: each takes its piece of the vocabulary for the "
             "whole, in the label smoothing, the normalization, or a reduction that is left out"
         )
-    if dealt := [d for d, share in enumerate(_input_shares(evidence)) if share.deal]:
+    if dealt := [d for d, share in enumerate(_input_shares(evidence)) if share.deal not in ("", "as they are")]:
         return (
             f"{said}. The ranks have the inputs {_input_shares(evidence)[dealt[0]]}: targets must be dealt to them in "
             "the same order"
         )
     if len({*losses.values()}) > 1:
         return (
-            f"{said}; their mean is {mean:.6g}. A mean of means: ranks with different numbers of tokens must be "
-            "weighted by these, so divide each rank's sum by the number of tokens of all"
+            f"{said}; their mean is {mean:.6g}. A mean of means ({_BY_TOKENS}), or other targets than the reference's: "
+            "look at their order and where they begin on a rank"
         )
     return f"{said}. Look at its targets and their order, its normalization, its reductions, and its label smoothing"
 

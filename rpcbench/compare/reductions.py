@@ -25,6 +25,10 @@ from rpcbench.compare.layouts import (
 )  # fmt: skip
 from rpcbench.compare.verdicts import RIGHT, ValueVerdict, as_numbers
 
+_LAST_GRADIENTS = 3  # that are asked for the weights of the ranks' losses
+_EXACT = 1e-4  # of these
+_LARGEST_SUM = 256  # of weights as whole numbers
+
 
 def is_in_summands(evidence: Evidence) -> str | None:
     """The ranks' values add up to the reference: nobody has added them up."""
@@ -287,6 +291,50 @@ def _own_factors(evidence: Evidence, layout: Layout) -> dict[Coordinate, float] 
         if factor <= 0 or not evidence.is_near(norm_of(value / factor - piece)):
             return None
         found[place] = factor
+    return found
+
+
+def describe_weights(evidence: Evidence) -> str | None:
+    """Return the weights with which the ranks' losses give the reference's one, in words; None if they cannot be told.
+
+    The gradient of what a rank's loss is made of is the reference's, divided by the rank's weight.
+    """
+    key = evidence.verdict.key
+    backward = [each for each in evidence.later if each.key.phase == BACKWARD and each.key.turn == key.turn]
+    for each in backward[:_LAST_GRADIENTS]:
+        gradient = Evidence(evidence.runs, each, (), (), None)
+        for fit in gradient.fits:
+            if (weights := _weights_of(evidence, gradient, fit.layout)) is not None:
+                listed = ", ".join(f"{word} on {gradient.rank_names(ranks)}" for word, ranks in _group(weights).items())
+                return f"the gradients of {each.key.name or 'the output'} show the weights: {listed}"
+    return None
+
+
+def _weights_of(loss: Evidence, gradient: Evidence, layout: Layout) -> dict[Coordinate, float] | None:
+    """Return the weight of each rank's piece of the batch; None unless they give the reference's loss."""
+    factors = None if layout.has_kind(SUM) or not layout.has_kind(CUT) else _own_factors(gradient, layout)
+    losses = {loss.held.places[place]: float(value) for place, value in loss.held.values.items()}
+    if factors is None or {gradient.held.places[place] for place in factors} != {*losses}:
+        return None
+    weights = {place: 1 / factor for place, factor in factors.items()}
+    firsts = [  # of ranks that have the same piece, one counts
+        place
+        for place in weights
+        if all(at == 0 or share.kind == CUT for at, share in zip(place, layout.shares, strict=True))
+    ]
+    mean = sum(weights[place] * losses[gradient.held.places[place]] for place in firsts)
+    is_mean = abs(sum(weights[place] for place in firsts) - 1) < _EXACT
+    return weights if is_mean and abs(mean - float(loss.whole)) < _EXACT * abs(mean) else None
+
+
+def _group(weights: dict[Coordinate, float]) -> dict[str, list[Coordinate]]:
+    """Return the ranks by their weight in words: whole numbers of a small sum, as `3/8`, or a decimal fraction."""
+    sums = range(1, _LARGEST_SUM)
+    whole = next((n for n in sums if all(abs(each * n - round(each * n)) < _EXACT for each in weights.values())), None)
+    found: dict[str, list[Coordinate]] = {}
+    for place, weight in weights.items():
+        word = f"{weight:.4g}" if whole is None else f"{weight * whole:.0f}/{whole}"
+        found.setdefault(word, []).append(place)
     return found
 
 

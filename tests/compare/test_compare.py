@@ -85,6 +85,34 @@ def test_one_of_two_replicas_that_steps_otherwise_has_drifted(four):
     assert "step     0.weight momentum_buffer  rank Replicate" in str(report)
 
 
+def step_on_uneven_rows(model, mesh):
+    loss = model(draw_rows().split([1, 2, 2, 3])[mesh.get_local_rank()]).square().mean()
+    loss.backward()
+    return loss
+
+
+def step_on_other_rows(model, mesh):
+    wanted = torch.arange(8.0).flip(0).chunk(4)[mesh.get_local_rank()][:, None]
+    loss = (model(draw_rows().chunk(4)[mesh.get_local_rank()]) - wanted).square().mean()
+    loss.backward()
+    return loss
+
+
+def step_to_targets(model):
+    loss = (model(draw_rows()) - torch.arange(8.0)[:, None]).square().mean()
+    loss.backward()
+    return loss
+
+
+def test_a_mean_of_means_is_told_with_the_weights_that_are_right(four):
+    first = four.compare(**{**RIGHT, "parallel": (make_copy, step_on_uneven_rows)}).first
+    assert (first.phase, "A mean of means: ranks with" in first.cause) == ("loss", True)
+    assert first.cause.endswith("show the weights: 1/8 on rank 0, 2/8 on ranks 1 and 2, 3/8 on rank 3")
+    programs = {"reference": (make_model, step_to_targets), "parallel": (make_copy, step_on_other_rows)}
+    first = four.compare(**programs).first
+    assert first.phase == "loss" and "weights" not in first.cause and "or other targets than" in first.cause
+
+
 class WithPlaces(nn.Module):
     """Positions are read from a table, as many as the rows that are there."""
 
