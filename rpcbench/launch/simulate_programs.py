@@ -64,7 +64,7 @@ def simulate(
     >>> world.ranks
     64
     """
-    described = hardware if isinstance(hardware, Hardware) else hardware_of(hardware)
+    described = describe_hardware(hardware)
     if any(size < 1 for size in mesh.values()) or not mesh:
         raise ValueError(f"a mesh has sizes of at least 1, and not {dict(mesh)}")
     roles = find_roles(mesh, ranks)
@@ -76,6 +76,11 @@ def simulate(
     if twin is not None and (difference := _find_difference(logs[0], logs.pop())):
         remarks.append(f"ranks {roles[0].rank} and {twin} count as equal, and are not: {difference}")
     return SimulatedWorld(dict(mesh), described, roles, logs, tokens, remarks)
+
+
+def describe_hardware(hardware: str | Hardware) -> Hardware:
+    """Return the description of a hardware by its name, or itself."""
+    return hardware if isinstance(hardware, Hardware) else hardware_of(hardware)
 
 
 def find_roles(mesh: Mapping[str, int], ranks: Sequence[int] | None) -> list[Role]:

@@ -46,6 +46,11 @@ LAUNCH, BUBBLE, OTHERS, PIPELINE = "launch", "bubble", "waiting for ranks", "exp
 """Causes of idle time, beside `costs.COMPUTE_BOUND`, `MEMORY_BOUND` and "exposed NAME", of a group."""
 
 
+def is_exposed(cause: str) -> bool:
+    """Return whether a cause is a wait for a collective or a transfer."""
+    return cause.startswith("exposed ")
+
+
 class TimedSpan(NamedTuple):
     """The time of an action on a rank."""
 

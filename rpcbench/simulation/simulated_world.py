@@ -14,11 +14,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
+from rpcbench.base.charts import Chart, as_html
 from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.rank_log import CATEGORIES, RECOMPUTE, Collective, Kernel, MemoryPeak, RankLog
 from rpcbench.simulation.replay import RankTimeline, replay_logs
+from rpcbench.simulation.world_pictures import memory_picture, save_timelines, timeline_chart
 
 _GIB = 2**30
 
@@ -47,7 +51,7 @@ class SimulatedCollective(NamedTuple):
     end: float
 
 
-@dataclass
+@dataclass(repr=False)
 class SimulatedWorld:
     """What `rpcbench.simulate` returns.
 
@@ -163,16 +167,35 @@ class SimulatedWorld:
         logs = {log.rank: log for log in self.logs}
         return [(role, logs[role.rank]) for role in self.roles]
 
+    # -- pictures
+    @property
+    def timeline(self) -> Chart:
+        """The slowest role's step: a lane for compute, one for the collectives of each group. In a notebook it is a
+        picture, else text."""
+        role = self.slowest
+        return timeline_chart(self._timelines[role.rank], f"A step of rank {role.rank}, {role.name}")
+
+    def save(self, path: str | Path) -> Path:
+        """Write the times of all roles to a `.json` file for ui.perfetto.dev; return its path."""
+        return save_timelines(self.timelines.items(), path)
+
+    def _repr_html_(self) -> str:
+        role, log = max(self._played(), key=lambda each: self.memory[each[0].name].bytes)
+        memory = as_html(memory_picture(log, self.hardware.memory_bytes), f"memory of {role.name}")
+        return f"<pre>{escape(str(self))}</pre>{self.timeline.html()}<br>{memory}"
+
     # -- text
     def __str__(self) -> str:
         shape = " x ".join(f"{name} {size}" for name, size in self.mesh.items())
         rate = "" if self.tokens is None else f", {self.tokens_per_second:,.0f} tokens per second and rank"
         lines = [
             f"{shape}: {self.ranks:,} ranks of {self.hardware.name}",
-            f"a step takes {_format_seconds(self.step_seconds)}: {self.mfu:.1%} of the peak{rate}",
+            f"a step takes {format_seconds(self.step_seconds)}: {self.mfu:.1%} of the peak{rate}",
             *self._memory_lines(), *self._cause_lines(), *self.remarks,
         ]  # fmt: skip
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _memory_lines(self) -> list[str]:
         name, peak = max(self.memory.items(), key=lambda each: each[1].bytes)
@@ -186,8 +209,9 @@ class SimulatedWorld:
 
     def _cause_lines(self) -> list[str]:
         shares = ((seconds / self.step_seconds, seconds, cause) for cause, seconds in self.causes.items())
-        return [f"  {share:6.1%}  {_format_seconds(seconds):>9}  {cause}" for share, seconds, cause in shares]
+        return [f"  {share:6.1%}  {format_seconds(seconds):>9}  {cause}" for share, seconds, cause in shares]
 
 
-def _format_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """Return a duration for people: `1.25 s`, `3.4 ms`."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

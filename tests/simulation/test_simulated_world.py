@@ -1,11 +1,16 @@
 """`rpcbench.simulate`: roles, figures of the world, the report."""
 
+import dataclasses
+import json
+
 import pytest
 import torch
 from torch import nn
 
 import rpcbench
-from rpcbench.launch.simulate_programs import find_roles
+from rpcbench.launch.plan_layouts import enumerate_meshes
+from rpcbench.launch.simulate_programs import find_roles, play_rank
+from rpcbench.simulation.world_pictures import memory_columns, memory_picture
 
 
 def program(mesh):
@@ -59,3 +64,46 @@ def test_stages_are_roles():
         find_roles({"dp": 4}, [4])
     with pytest.raises(ValueError, match="sizes of at least 1"):
         rpcbench.simulate(program, mesh={"dp": 0})
+
+
+def test_a_step_has_pictures_and_a_trace(tmp_path):
+    world = rpcbench.simulate(program, mesh={"dp": 16}, hardware="h100")
+    lanes = world.timeline.names
+    assert [lanes[lane] for lane in world.timeline.lanes] == ["compute", "world"]
+    assert "all_reduce" in world.timeline.text(200)
+    assert world._repr_html_().count("<img") == 2
+    events = json.loads(world.save(tmp_path / "step.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(world.step_seconds * 1e6, rel=1e-3)
+    assert {event["args"]["phase"] for event in spans} == {"forward", "backward"}
+
+
+def test_the_memory_picture_keeps_the_peak():
+    log = play_rank(program, {"dp": 2}, 0)
+    columns = memory_columns(log, 3)
+    assert max(sum(amounts.values()) for amounts in columns) == log.peak_memory().bytes
+    assert len(columns) <= 4
+    assert memory_picture(log, 2.0**30).startswith("<svg")
+
+
+def test_a_plan_has_all_meshes_best_first_and_says_which_are_impossible():
+    def cut(mesh):
+        if mesh["tp"].size() > 2:
+            raise ValueError("64 heads do not go into 4 pieces")
+        rows = 4096 // mesh["dp"].size()
+        return lambda: nn.Linear(1024, 1024 // mesh["tp"].size())(torch.ones(rows, 1024)).sum().backward()
+
+    plan = rpcbench.plan(cut, 4)
+    assert [layout.is_fitting for layout in plan.layouts] == [True, True, False]
+    assert {layout.name for layout in plan.layouts} == {"dp 2, tp 2", "dp 4", "tp 4"}
+    fastest, second, failed = (layout.world for layout in plan.layouts)
+    assert failed is None
+    assert plan.best is fastest
+    assert fastest.step_seconds <= second.step_seconds
+    assert "tp 4        ValueError: 64 heads do not go into 4 pieces" in str(plan)
+    assert "<img" in plan._repr_html_()
+    with pytest.raises(LookupError, match="no layout fits h100"):
+        _ = rpcbench.plan(cut, 2, dataclasses.replace(rpcbench.hardware("h100"), memory_bytes=1.0), most={"tp": 2}).best
+    assert [*enumerate_meshes(4, ["dp", "tp", "pp"])][-1] == {"dp": 1, "tp": 1, "pp": 4}
+    with pytest.raises(ValueError, match=r"no mesh of dp with at most .* has 4 ranks"):
+        rpcbench.plan(cut, 4, dimensions=["dp"], most={"dp": 2})

@@ -1,0 +1,189 @@
+"""Simulates a program on all meshes of a number of ranks, and ranks them: `rpcbench.plan`.
+
+Guarantees
+- Each layout is simulated as `rpcbench.simulate` does it, but for the second rank that it plays.
+- A layout whose program raises an error is in the plan, with the error; it does not end the others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+
+from rpcbench.base.charts import Picture, as_html
+from rpcbench.launch.cluster import Cluster
+from rpcbench.launch.simulate_programs import Program, describe_hardware, find_roles, play_rank
+from rpcbench.simulation.hardware import Hardware
+from rpcbench.simulation.rank_log import RankLog
+from rpcbench.simulation.simulated_world import SimulatedWorld, format_seconds
+
+__all__ = ["plan"]
+
+_GIB = 2**30
+_WIDE, _TALL, _LEFT, _TOP, _LINE = 560, 240, 90, 40, 15  # of the picture, in pixels
+
+
+class PlannedMesh(NamedTuple):
+    """A mesh, and what a step needs on it."""
+
+    mesh: Mapping[str, int]
+    world: SimulatedWorld | None  # None: the program has failed
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """The mesh as text: `dp 8, tp 2`, dimensions of size 1 left out."""
+        return ", ".join(f"{name} {size}" for name, size in self.mesh.items() if size > 1) or "1 rank"
+
+    @property
+    def is_fitting(self) -> bool:
+        return self.world is not None and self.world.is_fitting
+
+
+@dataclass(frozen=True, repr=False)
+class LayoutPlan:
+    """What `rpcbench.plan` returns: layouts, best first: those that fit by step time, then the others by memory."""
+
+    layouts: tuple[PlannedMesh, ...]
+    hardware: Hardware
+
+    @property
+    def best(self) -> SimulatedWorld:
+        """The fastest world that fits. LookupError if none does."""
+        world = self.layouts[0].world
+        if world is None or not world.is_fitting:
+            raise LookupError(f"no layout fits {self.hardware.name}:\n{self}")
+        return world
+
+    def __str__(self) -> str:
+        width = max(len(layout.name) for layout in self.layouts)
+        head = f"{'':{width}}       step     peak       GiB"
+        return "\n".join([head, *(f"{layout.name:{width}}  {_describe_layout(layout)}" for layout in self.layouts)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        words = f"layouts on {self.hardware.name}: step time by memory"
+        return f"<pre>{escape(str(self))}</pre>{as_html(layouts_picture(self), words)}"
+
+
+def _describe_layout(layout: PlannedMesh) -> str:
+    if layout.world is None:
+        return layout.error.splitlines()[0][:100]
+    world = layout.world
+    verdict = "" if world.is_fitting else "  does not fit"
+    return f"{format_seconds(world.step_seconds):>9}  {world.mfu:6.1%}  {world.peak_bytes / _GIB:8.1f}{verdict}"
+
+
+def plan(
+    program: Program, ranks: int, hardware: str | Hardware = "h100", *, dimensions: Sequence[str] = ("dp", "tp"),
+    most: Mapping[str, int] | None = None, tokens: int | None = None,
+) -> LayoutPlan:  # fmt: skip
+    """Simulate a program on all meshes of so many ranks, and say which fit, and which is fastest.
+
+    Args:
+        program: As of `rpcbench.simulate`; it reads the sizes from its mesh. To compare step times, let it divide one
+            batch of the whole world among the ranks.
+        ranks: Of the world.
+        hardware: A name that `rpcbench.hardware` knows, or a description.
+        dimensions: Names of the mesh, outermost first.
+        most: The largest size of a dimension, such as `{"tp": 8}`.
+        tokens: Of one step of the whole world.
+
+    Returns:
+        The layouts, best first. In a notebook a table and a picture.
+
+    Raises:
+        ValueError: There is no such hardware, or no mesh of these dimensions has so many ranks.
+
+    >>> def program(mesh):
+    ...     def step():
+    ...         rows = torch.ones(64 // mesh["dp"].size(), 32)
+    ...         return torch.nn.Linear(32, 32)(rows).sum().backward()
+    ...     return step
+    >>> [layout.name for layout in sorted(rpcbench.plan(program, 4, "a100").layouts, key=lambda each: each.name)]
+    ['dp 2, tp 2', 'dp 4', 'tp 4']
+    """
+    described = describe_hardware(hardware)
+    limits = dict(most or {})
+    meshes = [
+        mesh for mesh in enumerate_meshes(ranks, dimensions)
+        if all(size <= limits.get(name, size) for name, size in mesh.items())
+    ]  # fmt: skip
+    if not meshes:
+        raise ValueError(f"no mesh of {', '.join(dimensions)} with at most {limits} has {ranks} ranks")
+    plays = [(n, role.rank) for n, mesh in enumerate(meshes) for role in find_roles(mesh, None)]
+    with Cluster(min(len(plays), os.cpu_count() or 1)) as players:
+        played = players.map(lambda play: _try_rank(program, meshes[play[0]], play[1]), plays)
+        results = dict(zip(plays, played, strict=True))
+    layouts = [
+        _make_layout(mesh, [result for (at, _), result in results.items() if at == n], described, tokens)
+        for n, mesh in enumerate(meshes)
+    ]
+    return LayoutPlan(tuple(sorted(layouts, key=_order_of)), described)
+
+
+def enumerate_meshes(ranks: int, dimensions: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield all meshes of so many ranks."""
+    if len(dimensions) == 1:
+        yield {dimensions[0]: ranks}
+        return
+    for size in range(ranks, 0, -1):
+        if ranks % size == 0:
+            for rest in enumerate_meshes(ranks // size, dimensions[1:]):
+                yield {dimensions[0]: size, **rest}
+
+
+def _try_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog | str:
+    """Play a rank; return its log, or the error as text: one layout that is impossible does not end the others."""
+    try:
+        return play_rank(program, mesh, rank)
+    except Exception as error:  # noqa: BLE001  (a program may raise anything; the plan shows it)
+        return f"{type(error).__name__}: {error}"
+
+
+def _make_layout(
+    mesh: Mapping[str, int], played: Sequence[RankLog | str], hardware: Hardware, tokens: int | None
+) -> PlannedMesh:
+    if errors := [each for each in played if isinstance(each, str)]:
+        return PlannedMesh(mesh, None, errors[0])
+    logs = [each for each in played if isinstance(each, RankLog)]
+    return PlannedMesh(mesh, SimulatedWorld(mesh, hardware, find_roles(mesh, None), logs, tokens))
+
+
+def _order_of(layout: PlannedMesh) -> tuple[int, float]:
+    if layout.world is None:
+        return 2, math.inf
+    return (0, layout.world.step_seconds) if layout.is_fitting else (1, layout.world.peak_bytes)
+
+
+def layouts_picture(found: LayoutPlan) -> str:
+    """Return an SVG: each layout a point, its memory to the right, its step time upwards; a line where memory ends."""
+    worlds = [(layout.name, layout.world) for layout in found.layouts if layout.world is not None]
+    picture = Picture(_LEFT + _WIDE + 130, "Layouts", str(found))
+    picture.draw_text(12, 18, f"Step time by memory on {found.hardware.name}", "strong")
+    if not worlds:
+        return picture.svg()
+    slowest = max(world.step_seconds for _, world in worlds)
+    largest = max(found.hardware.memory_bytes, *(world.peak_bytes for _, world in worlds))
+    picture.draw_line(_LEFT, _TOP + _TALL, _LEFT + _WIDE, _TOP + _TALL, "rule")
+    picture.draw_line(_LEFT, _TOP, _LEFT, _TOP + _TALL, "rule")
+    limit = _LEFT + found.hardware.memory_bytes / largest * _WIDE
+    picture.draw_line(limit, _TOP, limit, _TOP + _TALL, "line dashed s-red")
+    picture.draw_text(limit - 6, _TOP + 12, f"{found.hardware.memory_bytes / _GIB:.1f} GiB", "note end")
+    label = float(_TOP)
+    for name, world in sorted(worlds, key=lambda each: -each[1].step_seconds):
+        x = _LEFT + world.peak_bytes / largest * _WIDE
+        y = _TOP + _TALL - world.step_seconds / slowest * (_TALL - 20)
+        label = max(y + 4, label + _LINE)  # names do not cover each other
+        picture.draw_line(x, y, x + 18, label - 4, "rule")
+        picture.draw_circle(x, y, 6, "f-green" if world.is_fitting else "f-red")
+        picture.draw_text(x + 22, label, name)
+    picture.draw_text(_LEFT - 8, _TOP + 24, format_seconds(slowest), "note end")
+    picture.draw_text(_LEFT - 8, _TOP + _TALL, "0", "note end")
+    picture.draw_text(_LEFT + _WIDE, _TOP + _TALL + 18, f"memory, 0 to {largest / _GIB:.1f} GiB", "note end")
+    return picture.svg()
