@@ -138,13 +138,14 @@ const firstMark = () => svg("g", { class: `rb-first ${kindOf("wrong")}`, transfo
 const miniMark = (kind, width) => svg("g", {}, svg("rect", { class: kind, x: -8, y: -5, width, height: MINI.tall }),
   svg("rect", { class: "rb-outline", x: -8, y: -5, width: MINI.wide, height: MINI.tall, rx: 1 }));
 
-// Returns the legend of what is shown: [mark, text] each.
-function legendOf(values, layouts, first) {
+// Returns the legend of what is shown: [mark, text] each. `hasMany`: a square stands for several values.
+function legendOf(values, layouts, first, hasMany) {
   const marks = first && values.some(({ key }) => key === first) ? [[firstMark(), TEXT.first]] : [];
   for (const word of WORST) {
     const text = word === "wrong" && first ? TEXT.follows : VERDICTS[word];
     if (values.some((row) => row.word === word && row.key !== first)) marks.push([markOf(word, first), text]);
   }
+  if (hasMany) marks.push([label(-8, 4, "×n", "rb-note"), TEXT.many]);
   const all = layouts.filter(Boolean);
   if (all.some(({ summed }) => !summed)) marks.push([miniMark("rb-held", 8), TEXT.held]);
   if (all.some(({ summed }) => summed)) marks.push([miniMark("rb-summand", MINI.wide), TEXT.summand]);
@@ -312,7 +313,7 @@ export default panel("compare", TEXT.title, (frame) => {
     const cell = chosen === null ? [] : marks.find(({ keys }) => keys.includes(chosen))?.keys ?? [chosen];
     const isOfCell = new Set(cell);
     showBelow(values.find(({ key }) => key === chosen), values.filter(({ key }) => isOfCell.has(key)), width, comparison.first);
-    const shown = legendOf(values, layouts, comparison.first);
+    const shown = legendOf(values, layouts, comparison.first, marks.some(({ keys }) => keys.length > 2));
     const words = shown.map(([, text]) => text).join();
     if (words !== legend) frame.showLegend(shown);
     legend = words;
