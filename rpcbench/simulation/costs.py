@@ -81,4 +81,11 @@ def collective_seconds(collective: Collective, rank: int, hardware: Hardware) ->
     beta = 1 / (link.bandwidth * read_curve(hardware.efficiency.link, max(collective.bytes, 1)))
     if collective.peer is not None:
         return link.latency + collective.bytes * beta
-    return _FORMULAS[collective.kind](collective.bytes, len(ranks), beta, link.latency)
+    factor = hardware.collective_factors.get(collective.kind, 1.0)
+    return factor * formula_seconds(collective.kind, collective.bytes, len(ranks), beta, link.latency)
+
+
+def formula_seconds(kind: str, size: float, ranks: int, beta: float, alpha: float) -> float:
+    """Return the seconds of a collective by its algorithm's formula: `size` bytes of each rank's tensors, `beta`
+    seconds per byte, `alpha` seconds of a message."""
+    return _FORMULAS[kind](size, ranks, beta, alpha)

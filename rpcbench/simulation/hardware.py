@@ -69,6 +69,7 @@ class Hardware:
         ranks_per_host: Neighbouring ranks that share a host.
         efficiency: See `Efficiency`.
         has_streams: Whether operators run beside the program. False: a CPU, on which the program runs them itself.
+        collective_factors: How much longer than by its formula a kind of collective takes; 1 by default.
         source: Where the figures come from.
     """
 
@@ -82,6 +83,7 @@ class Hardware:
     ranks_per_host: int = 8
     efficiency: Efficiency = field(default_factory=Efficiency)
     has_streams: bool = True
+    collective_factors: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
 
     def peak_flops(self, dtype: str) -> float:

@@ -195,7 +195,8 @@ class _Cursor:
         seconds, bound = kernel_time(kernel, self._hardware)
         self._issued += self._hardware.launch_seconds
         at = self._streams[stream]
-        begin = max(at.time, self._issued if self._hardware.has_streams else 0.0)
+        # a CPU launches an operator and then runs it; others run one while the program launches the next
+        begin = max(at.time, self._issued) if self._hardware.has_streams else at.time + self._hardware.launch_seconds
         end = begin + seconds
         if stream == COMPUTE:
             self._fill_gap(at, begin)

@@ -1,0 +1,148 @@
+"""Measures what this process and its links reach: matrix products, attention, memory, collectives.
+
+Guarantees
+- Every rank of the group runs each measurement at the same time as the others, as they do in a training step: so
+  ranks that share cores and memory are measured sharing them.
+- A time is the best of several, after a warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as c10d
+from torch.nn.functional import scaled_dot_product_attention
+
+from rpcbench.simulation.costs import formula_seconds
+from rpcbench.simulation.hardware import Curve, Efficiency, Hardware, LinkSpeed
+
+_WIDTHS = (32, 64, 128, 256, 512, 1024)  # of square matrix products
+_TOKENS = (64, 128, 256, 512)  # of attention: 4 heads of 64
+_BYTES = tuple(1 << power for power in range(12, 27, 2))  # of tensors that are added
+_MESSAGES = tuple(1 << power for power in range(10, 25, 2))  # bytes of collectives
+_SECONDS = 0.05  # for one measurement
+_FEWEST = 5  # runs of one
+_KINDS: Mapping[str, Callable[[torch.Tensor, int], object]] = {
+    "all_reduce": lambda tensor, n: c10d.all_reduce(tensor),
+    "all_gather": lambda tensor, n: c10d.all_gather([*tensor.new_empty(n, len(tensor))], tensor),
+    "reduce_scatter": lambda tensor, n: c10d.reduce_scatter(tensor.new_empty(len(tensor) // n), [*tensor.chunk(n)]),
+    "broadcast": lambda tensor, n: c10d.broadcast(tensor, 0),
+}
+
+
+Times = list[tuple[float, float]]
+"""(size, seconds), sizes ascending."""
+
+
+class RankMeasurements(NamedTuple):
+    """What one rank has measured."""
+
+    matmul: dict[str, Times]  # by type of the numbers; sizes are floating-point operations
+    attention: Times
+    memory: Times  # sizes are bytes read and written
+    collectives: dict[str, Times]  # by kind; sizes are bytes of the rank's tensor
+
+
+def measure_rank(types: Sequence[str] = ("float32", "bfloat16")) -> RankMeasurements:
+    """Measure this rank. All ranks of the default group call it at the same time."""
+    matmul = {name: [_measure_product(width, getattr(torch, name)) for width in _WIDTHS] for name in types}
+    attention = [_measure_attention(tokens) for tokens in _TOKENS]
+    memory = [_measure_addition(size) for size in _BYTES]
+    ranks = c10d.get_world_size()
+    collectives = {
+        kind: [(float(size), _collective_seconds(run, size, ranks)) for size in _MESSAGES]
+        for kind, run in _KINDS.items() if ranks > 1
+    }  # fmt: skip
+    return RankMeasurements(matmul, attention, memory, collectives)
+
+
+def _measure_product(width: int, dtype: torch.dtype) -> tuple[float, float]:
+    a, b = torch.ones(width, width, dtype=dtype), torch.ones(width, width, dtype=dtype)
+    return 2.0 * width**3, _best_seconds(lambda: a @ b)
+
+
+def _measure_attention(tokens: int) -> tuple[float, float]:
+    query = torch.ones(1, 4, tokens, 64)
+    return 4.0 * 4 * tokens**2 * 64, _best_seconds(lambda: scaled_dot_product_attention(query, query, query))
+
+
+def _measure_addition(size: int) -> tuple[float, float]:
+    a, b = torch.ones(size // 4), torch.ones(size // 4)
+    return 3.0 * size, _best_seconds(lambda: torch.add(a, b, out=a))
+
+
+def _collective_seconds(run: Callable[[torch.Tensor, int], object], size: int, ranks: int) -> float:
+    tensor = torch.ones(-(-size // 4 // ranks) * ranks)
+    run(tensor, ranks)
+    times = []
+    for _ in range(_FEWEST):
+        c10d.barrier()
+        began = time.perf_counter()
+        run(tensor, ranks)
+        times.append(time.perf_counter() - began)
+    return sorted(times)[len(times) // 2]  # the median: the best one may have left before others came
+
+
+def _best_seconds(run: Callable[[], object]) -> float:
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    while len(times) < _FEWEST or time.perf_counter() < end:
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+# -- a description from measurements
+def describe_machine(name: str, measured: Sequence[RankMeasurements], memory_bytes: float) -> Hardware:
+    """Return the description of a machine whose ranks were measured at the same time.
+
+    Launches and latencies are in the times of small operators and messages, so they are 0 in the description.
+    """
+    flops = {dtype: _rates([each.matmul[dtype] for each in measured])[0] for dtype in measured[0].matmul}
+    _, matmul = _rates([each.matmul["float32"] for each in measured])
+    fused, attention = _rates([each.attention for each in measured])
+    bandwidth, memory = _rates([each.memory for each in measured])
+    scaled = tuple((size, share * fused / flops["float32"]) for size, share in attention)
+    link, reached, factors = _describe_link([each.collectives for each in measured])
+    return Hardware(
+        name, flops, bandwidth, memory_bytes, 0.0, link, link, len(measured),
+        Efficiency(matmul, scaled, memory, reached), has_streams=False, collective_factors=factors,
+        source=f"measured on {len(measured)} ranks",
+    )  # fmt: skip
+
+
+def _average(measured: Sequence[Times]) -> Times:
+    """Return the mean times of all ranks, by size."""
+    return [(each[0][0], math.fsum(seconds for _, seconds in each) / len(each)) for each in zip(*measured, strict=True)]
+
+
+def _rates(measured: Sequence[Times]) -> tuple[float, Curve]:
+    """Return the best rate, and the share of it that each size reaches."""
+    points = [(size, size / seconds) for size, seconds in _average(measured)]
+    best = max(rate for _, rate in points)
+    return best, tuple((size, rate / best) for size, rate in points)
+
+
+def _describe_link(measured: Sequence[Mapping[str, Times]]) -> tuple[LinkSpeed, Curve, dict[str, float]]:
+    """Return the link by which the formula of an all-reduce gives the times measured, and the factors by which the
+    times of other kinds differ from their formulas."""
+    ranks = len(measured)
+    if ranks < 2:
+        return LinkSpeed(math.inf, 0.0), ((1.0, 1.0),), {}
+    times = {kind: _average([each[kind] for each in measured]) for kind in measured[0]}
+    points = [(size, formula_seconds("all_reduce", size, ranks, 1.0, 0.0) / took) for size, took in times["all_reduce"]]
+    best = max(rate for _, rate in points)
+    factors = {}
+    for kind, values in times.items():
+        shares = [
+            took / formula_seconds(kind, size, ranks, 1 / rate, 0.0)
+            for (size, took), (_, rate) in zip(values, points, strict=True)
+        ]
+        factors[kind] = sorted(shares)[len(shares) // 2]
+    return LinkSpeed(best, 0.0), tuple((size, rate / best) for size, rate in points), factors
