@@ -55,7 +55,7 @@ _HOMES = {  # module of each public name
     "SimulationError": "rpcbench.base.errors",
     "Hardware": "rpcbench.simulation.hardware",
     "hardware": "rpcbench.simulation.hardware",
-    "measure_hardware": "rpcbench.launch.measure_hardware",
+    "measure_hardware": "rpcbench.launch.simulate_programs",
     "plan": "rpcbench.launch.plan_layouts",
     "record": "rpcbench.telemetry.recording",
     "replay": "rpcbench.panels.replay",

@@ -1,4 +1,5 @@
-"""Plays the roles of a program, each in a process of its own, and times them: `rpcbench.simulate`.
+"""Plays the roles of a program, each in a process of its own, and times them: `rpcbench.simulate`. Measures the machine
+of a cluster's workers as a hardware for it: `rpcbench.measure_hardware`.
 
 Guarantees
 - The notebook's own processes and process groups are not used: players are workers of a cluster of their own, which
@@ -15,14 +16,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import psutil
+
 from rpcbench.base.errors import SimulationError
+from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Cluster
 from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.hardware import hardware as hardware_of
+from rpcbench.simulation.measurements import describe_machine, measure_rank
 from rpcbench.simulation.rank_log import RankLog
 from rpcbench.simulation.simulated_world import Role, SimulatedWorld
 
-__all__ = ["simulate"]
+__all__ = ["measure_hardware", "simulate"]
 
 Program = Callable[..., Callable[[], Any]]
 """Takes a mesh, or nothing; returns a step, a function without arguments."""
@@ -136,3 +141,28 @@ def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
         recorder.begin_step()
         step()
         return recorder.end_step()
+
+
+def measure_hardware(cluster: BaseCluster, name: str = "this machine") -> Hardware:
+    """Measure what the workers of a cluster reach together, for `rpcbench.simulate(hardware=…)`.
+
+    Matrix products by size, attention, memory, and the collectives of their process group. It takes some ten seconds;
+    nothing else should run meanwhile. Times hold for as many ranks as the cluster has workers, since they share cores
+    and memory.
+
+    Args:
+        cluster: All of its workers take part.
+        name: Of the description.
+
+    Returns:
+        A description; `save` keeps it in a file.
+
+    Raises:
+        CollectiveError: A worker is in a process group already.
+
+    >>> machine = rpcbench.measure_hardware(cluster)
+    >>> machine.has_streams
+    False
+    """
+    measured = cluster.spmd(measure_rank)
+    return describe_machine(name, measured, psutil.virtual_memory().total / len(measured))
