@@ -126,6 +126,8 @@ KINDS = (
         TP2, ("forward", "out"), "three matrices",
         (
             "fused_weight_cut_as_block", "heads_in_other_order", "targets_not_folded", "expert_rows_in_other_order",
+            "shards_in_reversed_order", "vocabulary_pieces_overlap", "gate_and_value_cut_as_one",
+            "places_come_back_in_turn", "time_cut_for_rows", "halo_of_the_wrong_side",
             "vocabulary_not_divisible", "gpipe_targets_in_other_order", "zero_bubble_targets_in_other_order",
         ),
     ),
@@ -139,7 +141,7 @@ KINDS = (
         "Here the curves do differ: a model that cannot tell its places apart learns more slowly. The wrong curve "
         "alone still looks like that of a harder task.",
         {"cp": 4}, ("forward", "positions"), "positions",
-        ("positions_not_moved", "mask_not_moved", "targets_shifted_after_cut"),
+        ("positions_not_moved", "mask_not_moved", "given_positions_not_moved", "targets_shifted_after_cut"),
     ),
     Kind(
         "statistics-of-a-rank",
@@ -151,7 +153,8 @@ KINDS = (
         "The curves stay close: a rank has 64 rows, and their mean is near the mean of all.",
         DP4, ("forward", "1"), "of its own rows",
         (
-            "batch_norm_of_rank", "norm_of_own_width", "advantages_of_each_rank", "balance_loss_of_each_rank",
+            "batch_norm_of_rank", "groups_not_divided", "running_variance_of_own_count", "blocks_not_rescaled",
+            "norm_of_own_width", "advantages_of_each_rank", "balance_loss_of_each_rank",
             "vocabulary_loss_smoothing",
         ),
     ),
@@ -178,7 +181,10 @@ KINDS = (
         "loss itself is right in all digits.",
         "The wrong curve lies a little higher. It falls as a right one does.",
         DP4, ("backward", "2"), "backward of the collectives",
-        ("gather_without_backward", "keys_gathered_without_backward", "norm_of_cut_width_plain_reduce"),
+        (
+            "gather_without_backward", "halo_without_way_back", "keys_gathered_without_backward",
+            "norm_of_cut_width_plain_reduce",
+        ),
     ),
     Kind(
         "gradient-left-in-parts",
@@ -207,7 +213,8 @@ KINDS = (
         "With Adam the curves lie on each other.",
         TP2, ("backward", "1"), "2 times too large",
         (
-            "row_parallel_summed_in_backward", "gradients_reduced_twice", "sequence_parallel_gather_counts_twice",
+            "row_parallel_summed_in_backward", "gradients_reduced_twice", "gradients_reduced_after_each_part",
+            "optimizer_steps_after_each_part", "average_after_each_part", "sequence_parallel_gather_counts_twice",
             "vocabulary_loss_of_whole_scores",
         ),
     ),
@@ -239,7 +246,8 @@ KINDS = (
         DP4, ("gradient", "0.weight"), "4 times too large",
         (
             "gradients_summed", "accumulation_not_divided", "pipeline_loss_not_divided", "expert_gradients_not_divided",
-            "row_parallel_with_mean", "rate_scaled_by_ranks", "weight_decay_twice", "gradients_not_zeroed",
+            "row_parallel_with_mean", "rate_scaled_by_ranks", "weight_decay_twice", "flat_gradient_divided_twice",
+            "decay_lost_on_flat_shards", "gradients_not_zeroed",
             "one_f_one_b_not_scaled", "traced_pipeline_not_scaled", "interleaved_1f1b_not_scaled",
         ),
         ("SGD", 0.2),
@@ -279,7 +287,10 @@ KINDS = (
         "factors.",
         "Adam hides most of it. The wrong curve ends higher.",
         DP4, ("gradient", "0.weight"), "clipped by a norm",
-        ("clip_over_local_shards", "clip_over_local_pieces", "norm_without_a_cut_parameter", "clip_before_unscale"),
+        (
+            "clip_over_local_shards", "clip_over_local_pieces", "lamb_of_shards", "norm_without_a_cut_parameter",
+            "clip_before_unscale",
+        ),
     ),
     Kind(
         "low-precision",
@@ -303,7 +314,8 @@ KINDS = (
         "The curves lie close together: a model can do without one bias.",
         DP4, ("step", "2.bias"), "drifted apart",
         (
-            "optimizer_step_skipped_on_rank_0", "other_rate_on_rank_1", "last_parameters_not_broadcast",
+            "optimizer_step_skipped_on_rank_0", "other_rate_on_rank_1", "parameters_sent_by_the_first_rank",
+            "optimizer_before_fully_shard", "last_parameters_not_broadcast",
             "balance_of_each_rank",
         ),
         None,

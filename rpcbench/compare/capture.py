@@ -15,7 +15,8 @@ Guarantees
 #     hook of an output                  ──► "backward": the gradient of that output, under the number of its call
 #     global hook before optimizer.step  ──► "gradient" of each parameter: after all reductions, and after clipping
 #     global hook after optimizer.step   ──► "step": the optimizer's state
-#     `end_step`                         ──► "gradient" if no optimizer has stepped; "step": parameters and buffers
+#     `end_step`                         ──► "gradient" if no optimizer has stepped; "step": buffers, and parameters if
+#                                            an optimizer, or the program by itself, has changed any
 #
 # A gradient belongs to the call whose output it is of, however the backward passes are ordered.
 
@@ -25,7 +26,7 @@ import dataclasses
 import inspect
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -86,6 +87,8 @@ class Catalog:
     modules: dict[str, ModuleFacts]
     tied: dict[str, tuple[str, ...]]  # parameter → its other names
     masks: dict[str, list[str]]  # module whose forward draws dropout masks → a digest of each
+    updates: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Turn → how often optimizers have stepped one parameter, at most; 0 if the program has changed them by itself."""
 
 
 Perturb = Callable[[str, Tensor], Tensor]
@@ -156,6 +159,8 @@ class Capture:
         store: Takes each value, in place of the spool.
     """
 
+    keeps_all_steps = False  # also of parameters that nothing has changed here
+
     def __init__(
         self, model: nn.Module | Sequence[NamedPart], perturb: Perturb | None = None, store: StoreValue | None = None
     ) -> None:
@@ -169,7 +174,7 @@ class Capture:
         self._hooked: dict[nn.Module, str] = {}  # modules with hooks → their names
         self._without_grad: set[tuple[str, int]] = set()  # calls that autograd did not see: reentrant checkpoints
         self._stepped: set[str] = set()  # parameters with the gradient that an optimizer has stepped with
-        self._has_stepped = False
+        self._updates: Counter[int] = Counter()  # parameter → steps of optimizers in this turn
         self._masks = MaskRecorder(self.catalog.masks)
         self._handles: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(self._before_optimizer),
@@ -181,6 +186,7 @@ class Capture:
             with torch.no_grad():
                 for parameter in self._named_parameters().values():
                     local_tensor(parameter).copy_(perturb("", local_tensor(parameter)))
+        self._sums = self._sum_parameters()
 
     def __enter__(self) -> Self:
         self._masks.__enter__()
@@ -287,8 +293,10 @@ class Capture:
         return None if self._perturb is None else moved
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._owns_any(optimizer):
-            self._has_stepped = True
+        own = {id(each) for each in self._named_parameters().values()}
+        stepped = [id(each) for group in optimizer.param_groups for each in group["params"] if id(each) in own]
+        if stepped:
+            self._updates.update(stepped)
             self._keep_parameter_gradients(settles=True)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -296,10 +304,6 @@ class Capture:
             for part, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and value.dim():
                     self._keep_value(STEP, name, part, 0, value)
-
-    def _owns_any(self, optimizer: torch.optim.Optimizer) -> bool:
-        own = {id(each) for each in self._named_parameters().values()}
-        return any(id(each) in own for group in optimizer.param_groups for each in group["params"])
 
     # -- turns
     def end_step(self, loss: Tensor | float | None = None) -> None:
@@ -311,12 +315,17 @@ class Capture:
             value = loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
             self._keep_value(LOSS, "", "", 0, value)
         self._keep_parameter_gradients(settles=False)
-        if self._has_stepped:
+        sums = self._sum_parameters()
+        has_changed = bool(self._updates) or sums != self._sums
+        if has_changed:
+            self.catalog.updates[self._turn] = max(self._updates.values(), default=0)
+        if has_changed or self.keeps_all_steps:
             self._keep_parameters(STEP)
         for name, buffer in self._named_buffers():
             self._keep_value(STEP, name, "", 0, buffer)
         self._turn += 1
-        self._has_stepped = False
+        self._sums = sums
+        self._updates.clear()
         self._stepped.clear()
         self._running.begin_turn()
         self._without_grad.clear()
@@ -343,6 +352,12 @@ class Capture:
     # -- the model
     def _iterate_modules(self) -> Iterator[NamedPart]:
         return ((join_name(path, name), each) for path, part in self._parts for name, each in iterate_modules(part))
+
+    def _sum_parameters(self) -> list[float]:
+        """Return a sum of each parameter: others after a step show that the program has changed them by itself."""
+        own = (local_tensor(each).detach() for each in self._named_parameters().values())
+        reals = (torch.view_as_real(each) if each.is_complex() else each for each in own)
+        return [float(each.sum(dtype=torch.float64)) for each in reals]
 
     def _named_parameters(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -9,26 +9,23 @@ optimizer, and the last ones of `CAUSES`, which say where to look. If none appli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from rpcbench.compare import reductions
+from rpcbench.compare import pieces, reductions, updates
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP
 from rpcbench.compare.compare_runs import Runs
-from rpcbench.compare.evidence import Evidence, first_along, rank_words
+from rpcbench.compare.evidence import Evidence, dims_of_kind, first_along, rank_words
 from rpcbench.compare.layouts import (
     CUT,
     SUM,
     WHOLE,
     Coordinate,
-    Layout,
     LayoutFit,
     MeshShare,
     fit_layout,
-    indices_of,
-    norm_of,
 )
 from rpcbench.compare.verdicts import RIGHT, WRONG, ValueVerdict
 
@@ -89,11 +86,6 @@ def _compare_masks(runs: Runs, name: str, verdict: ValueVerdict) -> str | None:
 # -- values that are not there, or not numbers
 def _is_missing(evidence: Evidence) -> str | None:
     verdict = evidence.verdict
-    if verdict.key.phase == STEP and verdict.missing:
-        return (
-            "the replicas drift apart: no optimizer has stepped on "
-            f"{rank_words(evidence.runs.mesh.sizes, verdict.missing)}"
-        )
     if verdict.key.phase != GRADIENT or not verdict.missing:
         return None
     if not verdict.places:
@@ -135,6 +127,13 @@ def _has_other_start(evidence: Evidence) -> str | None:
     if evidence.verdict.key.phase != INITIAL:
         return None
     values = list(evidence.held.values.values())
+    for dim in range(evidence.whole.dim()):
+        if pieces.is_permuted(evidence, dim):
+            return (
+                f"the ranks have the parameter's initial values in another order along dimension {dim}: the piece of "
+                "another rank, or heads, channels or columns that are dealt in another order. Order the pieces by the "
+                "rank's coordinate"
+            )
     bad = _places_apart(evidence)
     starts = [each for each in (*evidence.earlier, *evidence.later) if each.key.phase == INITIAL]
     if bad and all(each.word != WRONG for each in starts):
@@ -153,79 +152,6 @@ def _has_other_start(evidence: Evidence) -> str | None:
         "the parameter begins with different initial values on different ranks: give all the same seed, or broadcast "
         "the parameters before the first step"
     )
-
-
-def _has_same_rows(evidence: Evidence) -> str | None:
-    """All ranks along a dimension have one piece of the model's input."""
-    key = evidence.verdict.key
-    wrong = [each for each in evidence.earlier if each.key.phase == INPUT and each.key.turn == key.turn]
-    inputs = next((each for each in wrong if each.word == WRONG), None)
-    if key.phase != FORWARD or inputs is None:
-        return None
-    return _explain_same_piece(_evidence_of(evidence, inputs))
-
-
-def _is_same_piece(evidence: Evidence) -> str | None:
-    if evidence.verdict.key.phase not in (FORWARD, INPUT):
-        return None
-    return _explain_same_piece(evidence)
-
-
-def _explain_same_piece(evidence: Evidence) -> str | None:
-    if (piece := _first_piece(evidence)) is None:
-        return None
-    for layout in _cut_layouts(evidence):
-        cut = [d for d, share in enumerate(layout.shares) if share.kind == CUT]
-        errors = [norm_of(value - piece) for value in evidence.held.values.values() if value.shape == piece.shape]
-        if len(errors) == len(evidence.held.values) and all(map(evidence.is_near, errors)):
-            dim = layout.shares[cut[0]].dim
-            along = evidence.names_of(cut)
-            if evidence.verdict.key.phase == INPUT and not evidence.verdict.key.name and dim == 0:
-                return (
-                    f"all ranks along {along} work on the same rows, the first ones of the batch: take the rows by the "
-                    "rank's coordinate"
-                )
-            return (
-                f"all ranks along {along} have the values of the first piece of dimension {dim}: rows, positions or "
-                "masks do not move along with the piece of the batch or of the sequence that a rank has"
-            )
-    return None
-
-
-def _cut_layouts(evidence: Evidence) -> Iterator[Layout]:
-    for fit in evidence.fits:
-        layout = fit.layout
-        if layout.has_kind(CUT) and not layout.has_kind(SUM) and not any(share.deal for share in layout.shares):
-            yield layout
-
-
-def _first_piece(evidence: Evidence) -> Tensor | None:
-    shapes = {tuple(value.shape) for value in evidence.held.values.values()}
-    if len(shapes) != 1:
-        return None
-    (shape,) = shapes
-    found = evidence.whole
-    for d, size in enumerate(shape):
-        found = found.narrow(d, 0, min(size, found.shape[d]))
-    return found
-
-
-# -- reductions
-def _is_fused_block(evidence: Evidence) -> str | None:
-    """A weight of three matrices is cut as if it were one."""
-    if evidence.verdict.key.phase != FORWARD:
-        return None
-    parent = evidence.verdict.key.name.rpartition(".")[0]
-    for each in evidence.earlier:
-        if each.key.phase != INITIAL or not each.key.name.startswith(parent) or each.fit is None or len(each.shape) < 2:
-            continue
-        plain = any(share.kind == CUT and share.dim == 0 and not share.deal for share in each.fit.layout.shares)
-        if plain and each.shape[0] == 3 * each.shape[1]:
-            return (
-                f"{each.key.name} holds three matrices (query, key, value) and is cut as one: a rank has rows of some "
-                "of them only. Cut each of the three, and give a rank its piece of each"
-            )
-    return None
 
 
 def _is_cut_short(evidence: Evidence) -> str | None:
@@ -281,7 +207,10 @@ def _is_wrong_loss(evidence: Evidence) -> str | None:
             f"{said}; their mean is {mean:.6g}. A mean of means ({_BY_TOKENS}), or other targets than the reference's: "
             "look at their order and where they begin on a rank"
         )
-    return f"{said}. Look at its targets and their order, its normalization, its reductions, and its label smoothing"
+    return (
+        f"{said}. Look at its targets and their order, its normalization, its reductions, its label smoothing, and at "
+        "terms that are added to it, as that of a balanced load, where each rank takes its own tokens for all"
+    )
 
 
 def _input_shares(evidence: Evidence) -> Sequence[MeshShare]:
@@ -296,25 +225,6 @@ def _outputs_are_right(evidence: Evidence) -> bool:
     return not any(
         each.word == WRONG for each in evidence.earlier if each.key.phase == FORWARD and each.key.turn == turn
     )
-
-
-def _is_mask_of_piece(evidence: Evidence) -> str | None:
-    """The rank with the first piece of the sequence is right, and the others are not."""
-    if evidence.verdict.key.phase != FORWARD:
-        return None
-    for fit in evidence.fits:
-        along = [d for d, share in enumerate(fit.layout.shares) if share.kind == CUT and share.dim >= 1]
-        apart = [d for d in along if evidence.held.mesh.names[d] in evidence.dims_apart()]
-        if not apart or fit.layout.has_kind(SUM):
-            continue
-        bad = {place for place, error in fit.by_rank.items() if not evidence.is_near(error)}
-        if bad and all((place in bad) == any(place[d] for d in apart) for place in fit.by_rank):
-            return (
-                f"the ranks with the first piece along {evidence.names_of(apart)} are right, and the others are not: a "
-                "causal mask or positions that begin with 0 on every rank, in place of where its piece of the sequence "
-                "begins"
-            )
-    return None
 
 
 def _has_old_gradient(evidence: Evidence) -> str | None:
@@ -368,22 +278,6 @@ def _is_wrong_inside(evidence: Evidence) -> str | None:
     return None
 
 
-def _has_not_moved(evidence: Evidence) -> str | None:
-    """No rank that holds the parameter has another value than before the step."""
-    key = evidence.verdict.key
-    before = key._replace(turn=key.turn - 1) if key.turn else key._replace(phase=INITIAL)
-    if key.phase != STEP or key.part or before not in evidence.runs.reference.catalog.values:
-        return None
-    earlier = evidence.runs.read_values(before, None)
-    values = evidence.runs.read_values(key, None)
-    if not values or not all(place in earlier and torch.equal(earlier[place], values[place]) for place in values):
-        return None
-    return (
-        f"the parameter has not moved in the step, on {rank_words(evidence.runs.mesh.sizes, values)}, and the "
-        "reference's has: no optimizer has this parameter, or the one that has it does not step"
-    )
-
-
 # -- one rank
 def _places_apart(evidence: Evidence) -> list[Coordinate]:
     """Return the ranks that alone are wrong: the others fit a layout, and are the most."""
@@ -407,81 +301,6 @@ def _is_one_rank(evidence: Evidence) -> str | None:
     return f"{evidence.rank_names(bad)} alone differs; the other ranks are right. Compare its options and its data"
 
 
-def _has_drifted(evidence: Evidence) -> str | None:
-    if evidence.verdict.key.phase != STEP or _disagreement(evidence) is None:
-        return None
-    return (
-        "the replicas have drifted apart: ranks that hold the same piece have different values after the step, though "
-        "all gradients are right. Their optimizers have different options or states, or a buffer is never shared"
-    )
-
-
-def _is_other_update(evidence: Evidence) -> str | None:
-    key = evidence.verdict.key
-    gradient = key._replace(phase=GRADIENT, part="")
-    if key.phase != STEP or not any(each.key == gradient and each.word == RIGHT for each in evidence.earlier):
-        return None
-    return (
-        "the gradients are right and the step is not: the optimizer has other options than the reference's (learning "
-        "rate, weight decay, betas), steps more than once, or decays the weights a second time"
-    )
-
-
-def _disagreement(evidence: Evidence) -> float | None:
-    values = list(evidence.held.values.values())
-    if any(value.shape != values[0].shape for value in values):
-        return None
-    found = max((norm_of(value - values[0]) for value in values[1:]), default=0.0)
-    return None if evidence.is_near(found) else found
-
-
-# -- other transformations
-def _has_other_order(evidence: Evidence) -> str | None:
-    """The values, or the inputs of the module, are those of the reference in another order along a dimension."""
-    key = evidence.verdict.key
-    if key.phase not in (FORWARD, BACKWARD):
-        return None
-    inputs = [each for each in evidence.earlier if each.key.phase == INPUT and each.key.name == key.name]
-    wrong = [_evidence_of(evidence, each) for each in inputs if each.word == WRONG and each.key.turn == key.turn]
-    for each in (evidence, *wrong):
-        for dim in range(each.whole.dim()):
-            if _is_permuted(each, dim):
-                return (
-                    f"the same values in another order along dimension {dim}: rows, tokens or heads are not put where "
-                    "they came from. Undo the permutation of the exchange"
-                )
-    return None
-
-
-def _is_permuted(evidence: Evidence, dim: int) -> bool:
-    joined = [_join_pieces(evidence, fit.layout) for fit in evidence.fits if not fit.layout.has_kind(SUM)]
-    return any(
-        value is not None
-        and evidence.is_near(_order_free_distance(value, evidence.whole, dim))
-        and not evidence.is_near(norm_of(value - evidence.whole))  # of copies, one is right
-        for value in joined
-    )
-
-
-def _join_pieces(evidence: Evidence, layout: Layout) -> Tensor | None:
-    """Return the ranks' pieces, put together; None if some are padded."""
-    found = torch.full_like(evidence.whole, math.nan)
-    shapes = {each: tuple(value.shape) for each, value in evidence.held.values.items()}
-    for place, value in evidence.held.values.items():
-        indices = indices_of(evidence.whole.shape, shapes, evidence.held.mesh.sizes, layout, place)
-        if any((index >= size).any() for index, size in zip(indices, evidence.whole.shape, strict=True)):
-            return None  # padded
-        found[torch.meshgrid(*indices, indexing="ij")] = value
-    return found
-
-
-def _order_free_distance(one: Tensor, other: Tensor, dim: int) -> float:
-    """Return the distance of two tensors, each sorted along a dimension by a random direction."""
-    first, second = (each.movedim(dim, 0).reshape(each.shape[dim], -1).double() for each in (one, other))
-    direction = torch.randn(first.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return norm_of(first[(first @ direction).argsort()] - second[(second @ direction).argsort()])
-
-
 def _is_batch_norm(evidence: Evidence) -> str | None:
     if "BatchNorm" not in evidence.kind or evidence.verdict.key.phase not in (FORWARD, STEP):
         return None
@@ -491,13 +310,34 @@ def _is_batch_norm(evidence: Evidence) -> str | None:
     )
 
 
-def _is_running_statistic(evidence: Evidence) -> str | None:
-    if evidence.verdict.key.phase != STEP or "running_" not in evidence.verdict.key.name:
+def _is_group_norm(evidence: Evidence) -> str | None:
+    names = evidence.runs.reference.catalog.modules.get(evidence.verdict.key.name)
+    starts = [
+        each for each in evidence.earlier if names and each.key.phase == INITIAL and each.key.name in names.parameters
+    ]
+    if evidence.kind != "GroupNorm" or evidence.verdict.key.phase != FORWARD:
+        return None
+    if not (along := set().union(*(dims_of_kind(each, CUT) for each in starts))):
         return None
     return (
-        "the running statistics of BatchNorm are those of each rank's own rows: use SyncBatchNorm, or average them "
-        "over the ranks"
+        f"the channels are cut along {' and '.join(sorted(along))}, and each rank makes groups of its own: give it "
+        "whole ones, and divide num_groups by the number of ranks"
     )
+
+
+def _is_behind_backward(evidence: Evidence) -> str | None:
+    """The gradients of the outputs are right, and that of a parameter is not."""
+    turn = evidence.verdict.key.turn
+    flows = [each for each in evidence.earlier if each.key.phase == BACKWARD and each.key.turn == turn]
+    if evidence.verdict.key.phase != GRADIENT or not flows or any(each.word == WRONG for each in flows):
+        return None
+    said = "the gradients of all modules' outputs are right, and this parameter's is not: the fault lies behind them"
+    if reductions.most_calls(evidence) > 1:
+        return (
+            f"{said}, in the accumulation. A gradient is zeroed, reduced or clipped between micro-batches, or one of "
+            "them is left out: reduce the sum of all, once"
+        )
+    return f"{said}, in a hook, or in the reduction over the ranks"
 
 
 def _has_lower_precision(evidence: Evidence) -> str | None:
@@ -510,7 +350,11 @@ def _has_lower_precision(evidence: Evidence) -> str | None:
     nearest = evidence.verdict.fit
     if nearest is not None and evidence.verdict.norm:
         share = nearest.error / evidence.verdict.norm
-        if share < 4 * torch.finfo(torch.bfloat16).eps and _is_spread(evidence, nearest):
+        if (
+            evidence.verdict.key.phase != STEP
+            and share < 4 * torch.finfo(torch.bfloat16).eps
+            and _is_spread(evidence, nearest)
+        ):
             return (
                 f"the values are right to {share:.0e}, all of them a little off: a part of the computation has fewer "
                 "digits than meant (bfloat16 or float16 in a reduction, or TF32)"
@@ -523,40 +367,45 @@ def _is_spread(evidence: Evidence, fit: LayoutFit) -> bool:
     return all(error > evidence.verdict.allowed / 10 for error in fit.by_rank.values())
 
 
-def _evidence_of(evidence: Evidence, verdict: ValueVerdict) -> Evidence:
-    return Evidence(evidence.runs, verdict, evidence.earlier, evidence.later, None)
-
-
 CAUSES: tuple[Cause, ...] = (
     _is_missing,
     _is_not_finite,
     _is_cut_short,
+    updates.is_stepped_more,
+    updates.is_not_stepped,
     _has_other_start,
-    _has_same_rows,
+    pieces.has_same_rows,
+    pieces.is_reordered,
     _is_batch_norm,
-    _is_running_statistic,
-    reductions.is_tied,
+    updates.is_running_statistic,
     _has_old_gradient,
-    _has_not_moved,
     reductions.is_scaled,
+    reductions.is_tied,
     reductions.is_in_summands,
     reductions.has_bias_apart,
     reductions.is_over_other_group,
     _is_wrong_loss,
-    _is_same_piece,
-    _is_mask_of_piece,
+    pieces.is_same_piece,
+    pieces.is_at_border,
+    pieces.has_wrong_entry,
+    pieces.is_mask_of_piece,
     reductions.is_normalized_alone,
     reductions.is_cut_twice,
     reductions.is_other_expert,
-    _has_other_order,
+    pieces.has_other_order,
     reductions.is_clipped,
     _is_one_rank,
-    _has_drifted,
-    _is_other_update,
+    updates.has_drifted,
+    updates.has_other_length,
+    updates.has_other_decay,
+    updates.is_other_update,
+    updates.is_not_optimized,
     _has_lower_precision,
     reductions.is_half_reduced,
     reductions.is_cut_off,
-    _is_fused_block,
+    pieces.is_fused_block,
+    _is_group_norm,
     _is_put_together_wrong,
     _is_wrong_inside,
+    _is_behind_backward,
 )

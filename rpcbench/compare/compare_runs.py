@@ -57,8 +57,32 @@ class Runs:
     read_value: ReadValue
     factors: dict[int, float] = field(default_factory=dict)  # turn → scale of the ranks' losses in its backward pass
 
-    def judge_all(self) -> Iterator[ValueVerdict]:
-        """Yield the verdict on each value of the reference, in the order of execution."""
+    def judge_all(self) -> list[ValueVerdict]:
+        """Return the verdict on each value of the reference, in the order of execution."""
+        verdicts = list(self._judge_keys())
+        right = {each.key for each in verdicts if each.word == RIGHT and each.key.phase == STEP}
+        for each in verdicts:
+            # A program that steps by hand may keep its gradients elsewhere, as in a flat buffer: the parameters tell.
+            if each.key.phase == GRADIENT and each.word == WRONG and self._is_by_hand(each.key):
+                step = each.key._replace(phase=STEP)
+                if each.missing or step in right or (self._are_equal(step) and not self._are_equal(each.key)):
+                    each.word, each.fit, each.error = ABSENT, None, 0.0
+        return verdicts
+
+    def _are_equal(self, key: Key) -> bool:
+        """Return whether all ranks that have a value have the same."""
+        first, *others = self.read_values(key, None).values()
+        return all(torch.equal(first, each) for each in others)
+
+    def _is_by_hand(self, key: Key) -> bool:
+        """Return whether no optimizer has stepped the model's own parameters on any rank, and they have changed."""
+        return all(
+            catalog.updates.get(key.turn) == 0 and key._replace(phase=STEP) in catalog.values
+            for catalog in self.ranks.values()
+            if Key(0, INITIAL, key.name) in catalog.values
+        )
+
+    def _judge_keys(self) -> Iterator[ValueVerdict]:
         renumber_modules(self.reference.catalog, self.ranks, self.mesh.sizes, self._has_equal_start)
         order = {phase: n for n, phase in enumerate(PHASES)}
         order[INPUT] = order[FORWARD]

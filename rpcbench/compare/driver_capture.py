@@ -28,6 +28,8 @@ from rpcbench.runtime.server import call_number
 class DriverCapture(Capture):
     """The values of some parts of a model, from now until `close`."""
 
+    keeps_all_steps = True  # an optimizer on another process may have stepped; parameters that it forgets must show
+
     def __init__(self, parts: Sequence[NamedPart]) -> None:
         self._recorder = recorder()
         super().__init__(parts)
@@ -42,10 +44,6 @@ class DriverCapture(Capture):
                 del part.forward
             self._replaced.clear()
         super().close()
-
-    def end_step(self, loss: Tensor | float | None = None) -> None:
-        self._has_stepped = True  # an optimizer on another process may have; parameters that it forgets here must show
-        super().end_step(loss)
 
     def keep_context(self, context: int) -> None:
         """Keep the gradients of an autograd context that will be released."""

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from rpcbench.compare.capture import GRADIENT, INITIAL, INPUT, STEP, Key
+from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP, Key
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.layouts import (
     CUT,
@@ -28,7 +28,7 @@ from rpcbench.compare.layouts import (
     norm_of,
     select_indices,
 )  # fmt: skip
-from rpcbench.compare.verdicts import HeldValues, ValueVerdict, as_numbers, hold_values
+from rpcbench.compare.verdicts import RIGHT, WRONG, HeldValues, ValueVerdict, as_numbers, hold_values
 
 
 @dataclass
@@ -70,6 +70,15 @@ class Evidence:
         """The class of the module, in the reference."""
         facts = self.runs.reference.catalog.modules.get(self.verdict.key.name)
         return facts.kind if facts else ""
+
+    @property
+    def scale(self) -> float:
+        """By which right values of the ranks are larger: gradients in the backward pass have the scale of the loss."""
+        return self.runs.factors.get(self.verdict.key.turn, 1.0) if self.verdict.key.phase == BACKWARD else 1.0
+
+    def about(self, verdict: ValueVerdict) -> Evidence:
+        """Return the evidence of another value."""
+        return Evidence(self.runs, verdict, self.earlier, self.later, None)
 
     def is_near(self, error: float) -> bool:
         """Return whether round-off explains a difference of this norm."""
@@ -124,6 +133,35 @@ class Evidence:
         dims = [d for d, size in enumerate(self.held.mesh.sizes) if size > 1]
         for n in range(1, len(dims) + 1):
             yield from itertools.combinations(dims, n)
+
+
+def find_reordered(earlier: Sequence[ValueVerdict], wrong: ValueVerdict) -> ValueVerdict | None:
+    """Return the first output before a wrong loss, or a wrong input, from which on the ranks have rows in another order
+    than in the model's input."""
+    flows = [each for each in earlier if each.key.turn == wrong.key.turn and each.key.phase in (INPUT, FORWARD)]
+    if wrong.key.phase == FORWARD and not any(
+        each.word == WRONG for each in flows if each.key.phase == INPUT and each.key.name == wrong.key.name
+    ):
+        return None
+    right = [(each, _deals_of(each)) for each in flows if each.word == RIGHT]
+    inputs = next((deals for each, deals in right if not each.key.name and each.key.phase == INPUT), {})
+    outputs = [(each, deals) for each, deals in right if each.key.phase == FORWARD]
+    for name, deal in inputs.items() if wrong.key.phase in (FORWARD, LOSS) and outputs else ():
+        found = None
+        for each, deals in outputs:
+            found = None if deals.get(name) == deal else found or (each if name in deals else None)
+        if found is not None:
+            return found
+    return None
+
+
+def _deals_of(verdict: ValueVerdict) -> dict[str, str]:
+    """Return how the ranks along each dimension of the mesh are dealt rows, where they are."""
+    if verdict.fit is None or verdict.mesh is None:
+        return {}
+    shares = zip(verdict.mesh.names, verdict.fit.layout.shares, strict=True)
+    deals = {name: share.deal.removeprefix("as they are") for name, share in shares if share.kind == CUT}
+    return {name: deal for name, deal in deals.items() if not deal.startswith("in ")}  # of heads, not of rows
 
 
 def rank_words(sizes: Sequence[int], places: Iterable[Coordinate]) -> str:

@@ -23,7 +23,9 @@ from rpcbench.compare.layouts import (
     fit_layout,
     norm_of,
 )  # fmt: skip
-from rpcbench.compare.verdicts import RIGHT, ValueVerdict, as_numbers
+from rpcbench.compare.verdicts import RIGHT, WRONG, ValueVerdict, as_numbers
+
+_OVER_CHANNELS = ("Conv", "BatchNorm", "SyncBatchNorm", "GroupNorm", "InstanceNorm")  # these are dimension 1
 
 _LAST_GRADIENTS = 3  # that are asked for the weights of the ranks' losses
 _EXACT = 1e-4  # of these
@@ -52,7 +54,7 @@ def is_in_summands(evidence: Evidence) -> str | None:
         if evidence.is_near(fit.error):
             return (
                 f"a reduction is left out: the ranks' values add up to the reference along {along}, and each rank has "
-                f"its own summand. Reduce it over {along}"
+                f"its own summand. Reduce it over {along}, and wait for that"
             )
         if evidence.is_scaled_by(fit, float(size)):
             return (
@@ -67,8 +69,11 @@ def is_scaled(evidence: Evidence) -> str | None:
     counts: dict[int, list[str]] = {}
     for dims in evidence.subsets_of_dims():
         counts.setdefault(evidence.size_of(dims), []).append(f"of ranks along {evidence.names_of(dims)}")
-    if (calls := _most_calls(evidence)) > 1:
+    if (calls := most_calls(evidence)) > 1:
         counts.setdefault(calls, []).append("of micro-batches")
+    for name, size in zip(*evidence.runs.mesh, strict=True):  # also where the value is not: an expert is on some ranks
+        counts.setdefault(size, [f"of ranks along {name}"])
+    counts.pop(1, None)
     for fit in evidence.fits:
         for count, words in counts.items() if not fit.layout.has_kind(SUM) else ():
             number = f"the number {' and '.join(words)}"
@@ -85,7 +90,8 @@ def is_scaled(evidence: Evidence) -> str | None:
     return None
 
 
-def _most_calls(evidence: Evidence) -> int:
+def most_calls(evidence: Evidence) -> int:
+    """Return how often a rank calls a module in a step, at most: the number of micro-batches."""
     keys = [each.key for each in evidence.earlier if each.key.phase == FORWARD]
     return max((len(c.values.get(key, {})) for key in keys for c in evidence.runs.ranks.values()), default=1)
 
@@ -122,7 +128,8 @@ def is_cut_twice(evidence: Evidence) -> str | None:
     if key.phase != FORWARD or facts is None:
         return None
     inputs = [each for each in evidence.earlier if each.key.phase == INPUT and each.key.name == key.name]
-    apart = set().union(*(_dims_of_rows(each) for each in inputs if each.word == RIGHT))
+    channels = 1 if facts.kind.startswith(_OVER_CHANNELS) else -1
+    apart = set().union(*(_dims_of_rows(each, channels) for each in inputs if each.word == RIGHT))
     for each in evidence.earlier:
         is_own = each.key.phase == INITIAL and each.key.name in facts.parameters
         if is_own and (both := apart & dims_of_kind(each, CUT)):
@@ -134,12 +141,13 @@ def is_cut_twice(evidence: Evidence) -> str | None:
     return None
 
 
-def _dims_of_rows(verdict: ValueVerdict) -> set[str]:
-    """Return the names of the mesh dimensions along which the ranks have different rows of an input."""
+def _dims_of_rows(verdict: ValueVerdict, channels: int) -> set[str]:
+    """Return the names of the mesh dimensions along which the ranks have different rows of an input: other dimensions
+    than that of the channels."""
     if verdict.fit is None or verdict.mesh is None:
         return set()
     shares = zip(verdict.mesh.names, verdict.fit.layout.shares, strict=True)
-    return {name for name, share in shares if share.kind == CUT and share.dim < len(verdict.shape) - 1}
+    return {name for name, share in shares if share.kind == CUT and share.dim != channels % len(verdict.shape)}
 
 
 def is_normalized_alone(evidence: Evidence) -> str | None:
@@ -274,9 +282,16 @@ def is_clipped(evidence: Evidence) -> str | None:
         if factors is None or all(abs(each - 1) < 1e-3 for each in factors.values()):
             continue
         listed = ", ".join(f"{each:.4g}" for each in dict.fromkeys(round(each, 6) for each in factors.values()))
+        others = [each for each in (*evidence.earlier, *evidence.later) if each.key.phase == GRADIENT]
+        if any(each.word == RIGHT and each.key.turn == evidence.verdict.key.turn for each in others):
+            return (
+                f"this gradient has the right direction and another length ({listed} times the reference's), and those "
+                "of other parameters are right: it is divided or multiplied by another number than these"
+            )
         return (
             f"the gradients have the right direction and another length ({listed} times the reference's): they are "
-            "clipped by a norm that is not that of the whole model, as of a rank's own shard, or of some parameters"
+            "clipped by a norm that is not that of the whole model, as of a rank's own shard or of some parameters, or "
+            "before the scale of the loss is taken off"
         )
     return None
 
@@ -343,6 +358,9 @@ def is_tied(evidence: Evidence) -> str | None:
     tied = evidence.runs.reference.catalog.tied
     group = next(((first, *others) for first, others in tied.items() if name in (first, *others)), None)
     if group is None or evidence.verdict.key.phase not in (GRADIENT, STEP):
+        return None
+    others = [each for each in evidence.later if each.key.phase == GRADIENT == evidence.verdict.key.phase]
+    if any(each.word == WRONG and each.key.turn == evidence.verdict.key.turn for each in others):
         return None
     return (
         f"{' and '.join(group)} are one parameter in the reference: its gradient is the sum of what all its uses give. "

@@ -4,7 +4,8 @@ Guarantees
 - `ok` is True only if no value of the reference was found wrong. Values that no rank has as the reference has them, and
   those that cannot be told, do not make it wrong: the report lists and counts them.
 - `first` is the first wrong value in the order of execution. Where ranks go on with summands that nobody has added up,
-  it is the value in summands, not the one that is wrong because of it.
+  it is the value in summands, not the one that is wrong because of it; where they go on with rows in another order than
+  those of the input, it is the first output in that order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT
 from rpcbench.compare.causes import explain, explain_masks
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.error_maps import map_errors
-from rpcbench.compare.evidence import Evidence, dims_of_kind, rank_number
+from rpcbench.compare.evidence import Evidence, dims_of_kind, find_reordered, rank_number
 from rpcbench.compare.layouts import SUM, WHOLE
 from rpcbench.compare.names import describe_unmatched
 from rpcbench.compare.type_annotations import annotate_values
@@ -179,7 +180,7 @@ def _find_first(runs: Runs, verdicts: Sequence[ValueVerdict]) -> Difference | No
         verdict, number = verdicts[partial], partial
     evidence = Evidence(runs, verdict, verdicts[:number], verdicts[number + 1 :], summands)
     verdict.maps = map_errors(evidence)
-    named = summands or verdict
+    named = summands or find_reordered(evidence.earlier, verdict) or verdict
     return Difference(
         named.key.phase, named.key.name, explain(evidence), _wrong_ranks(runs, verdict), verdict.error,
         verdict.allowed, named.key.turn,

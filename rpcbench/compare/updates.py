@@ -1,0 +1,171 @@
+"""Causes that lie in a step: in an optimizer's options and parameters, or in what a program makes of them by hand.
+
+Each function takes the evidence of a value after a step, and returns a sentence, or None. A parameter that has moved in
+the right direction, or by a multiple of itself, is told apart: its move is compared with the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, STEP, Key
+from rpcbench.compare.evidence import Evidence, rank_words
+from rpcbench.compare.layouts import Coordinate, norm_of
+from rpcbench.compare.verdicts import RIGHT, WRONG
+
+
+class Move(NamedTuple):
+    """What a step has made of a rank's piece of a parameter."""
+
+    place: Coordinate
+    own: Tensor  # what it has added
+    wanted: Tensor  # what the reference's step has added
+    before: Tensor  # the piece before the step
+
+
+def is_not_stepped(evidence: Evidence) -> str | None:
+    """The parameter is as it was, on all ranks that have it."""
+    verdict = evidence.verdict
+    if verdict.key.phase != STEP:
+        return None
+    if verdict.missing:
+        return (
+            f"nothing has changed the parameters on {rank_words(evidence.runs.mesh.sizes, verdict.missing)}: no "
+            "optimizer has stepped there, or one that was made before the parameters were replaced (as fully_shard "
+            "does) and still has the old ones"
+        )
+    moves = list(_find_moves(evidence))
+    if not moves or not all(evidence.is_near(norm_of(each.own)) for each in moves):
+        return None
+    return (
+        f"the parameter has not moved in the step, on {evidence.rank_names(each.place for each in moves)}, and the "
+        "reference's has: no optimizer has it there, or the one that has it does not step, or a value from before the "
+        "step is copied over it (a broadcast from a rank that has not stepped it)"
+    )
+
+
+def is_stepped_more(evidence: Evidence) -> str | None:
+    """Optimizers step more often on the ranks than in the reference, between micro-batches."""
+    key, runs = evidence.verdict.key, evidence.runs
+    most = max(catalog.updates.get(key.turn, 0) for catalog in runs.ranks.values())
+    own = runs.reference.catalog.updates.get(key.turn, 0)
+    calls = max((len(catalog.values.get(key, {})) for catalog in runs.ranks.values()), default=0)
+    if not 0 < own < most or (key.phase in (FORWARD, BACKWARD) and calls < 2) or key.phase == INITIAL:
+        return None
+    return (
+        f"the optimizer steps {most} times in a step of the ranks, and {own} in the reference's: step it after the "
+        "last micro-batch only"
+    )
+
+
+def has_other_length(evidence: Evidence) -> str | None:
+    """Each rank's parameter has moved in the reference's direction, by another length."""
+    factors = []
+    for each in _find_moves(evidence):
+        square = norm_of(each.wanted) ** 2
+        factor = float((each.own.double() * each.wanted.double()).sum()) / square if square else 0.0
+        if factor <= 0 or not evidence.is_near(norm_of(each.own - factor * each.wanted)):
+            return None
+        factors.append(factor)
+    if not factors or all(abs(each - 1) < 1e-2 for each in factors):
+        return None
+    listed = ", ".join(dict.fromkeys(f"{each:.3g}" for each in factors))
+    said = f"the gradients are right, and the step goes in the right direction with another length ({listed} times the"
+    if max(factors) < 1.01 * min(factors):
+        return (
+            f"{said} reference's): the optimizer has another learning rate, or the gradients are divided or multiplied "
+            "once more between their reduction and the step"
+        )
+    return (
+        f"{said} reference's): the optimizer divides by a norm, and each rank takes that of its own piece (LAMB, "
+        "Adafactor, a clipping of its own). Add up the squares of the pieces over the ranks"
+    )
+
+
+def has_other_decay(evidence: Evidence) -> str | None:
+    """The difference from the reference is a multiple of the parameter itself."""
+    shares = []
+    for each in _find_moves(evidence):
+        off, square = each.own - each.wanted, norm_of(each.before) ** 2
+        share = float((off.double() * each.before.double()).sum()) / square if square else 0.0
+        if not share or not evidence.is_near(norm_of(off - share * each.before)):
+            return None
+        shares.append(share)
+    if not shares or max(shares) - min(shares) > 0.05 * abs(shares[0]):
+        return None
+    word = "less" if shares[0] > 0 else "more"
+    return (
+        f"the parameter is decayed {word} than in the reference, by {abs(shares[0]):.2g} of itself: its group has "
+        "another weight decay. Groups made by the name or the dimensions of a parameter are others for a flat shard"
+    )
+
+
+def has_drifted(evidence: Evidence) -> str | None:
+    """Ranks that hold the same piece have different values after the step."""
+    apart, names = evidence.dims_apart(), evidence.held.mesh.names
+    if evidence.verdict.key.phase != STEP or all(
+        evidence.agree_along(d) for d, n in enumerate(names) if n not in apart
+    ):
+        return None
+    return (
+        "the replicas have drifted apart: ranks that hold the same piece have different values after the step, though "
+        "all gradients are right. Their optimizers have different options or states, or a buffer is never shared"
+    )
+
+
+def is_other_update(evidence: Evidence) -> str | None:
+    key = evidence.verdict.key
+    gradient = key._replace(phase=GRADIENT, part="")
+    if key.phase != STEP or not any(each.key == gradient and each.word == RIGHT for each in evidence.earlier):
+        return None
+    return (
+        "the gradients are right and the step is not: the optimizer has other options than the reference's (learning "
+        "rate, weight decay, betas), steps more than once, or decays the weights a second time"
+    )
+
+
+def is_not_optimized(evidence: Evidence) -> str | None:
+    """All parameters with a gradient are right, and a value without one is not."""
+    key, values = evidence.verdict.key, evidence.runs.reference.catalog.values
+    if key.phase != STEP or key._replace(phase=GRADIENT) in values or key.part:
+        return None
+    others = [each for each in (*evidence.earlier, *evidence.later) if each.key.turn == key.turn]
+    if any(each.word == WRONG and each.key._replace(phase=GRADIENT, part="") in values for each in others):
+        return None
+    return (
+        "the parameters that the optimizer steps are right, and this value, which it does not step (an average of the "
+        "weights, a buffer), is not: it is updated more or less often than once in a step, or from other values"
+    )
+
+
+def is_running_statistic(evidence: Evidence) -> str | None:
+    if evidence.verdict.key.phase != STEP or "running_" not in evidence.verdict.key.name:
+        return None
+    mean = evidence.verdict.key._replace(name=evidence.verdict.key.name.replace("running_var", "running_mean"))
+    if mean != evidence.verdict.key and any(each.key == mean and each.word == RIGHT for each in evidence.earlier):
+        return (
+            "the running mean is right and the running variance is not: it is corrected by the number of a rank's own "
+            "rows, n / (n - 1), in place of those of the whole batch"
+        )
+    return (
+        "the running statistics of BatchNorm are those of each rank's own rows: use SyncBatchNorm, or average them "
+        "over the ranks"
+    )
+
+
+def _find_moves(evidence: Evidence) -> Iterator[Move]:
+    """Yield the moves of a parameter in the step, by rank; none if the values before it are not known, or not right."""
+    key = evidence.verdict.key
+    start = key._replace(phase=STEP, turn=key.turn - 1) if key.turn else Key(0, INITIAL, key.name)
+    before = next((each for each in evidence.earlier if each.key == start and each.word == RIGHT), None)
+    if key.phase != STEP or key.part or before is None or before.fit is None:
+        return
+    old = evidence.about(before)
+    for place, value in evidence.held.values.items():
+        now, then = evidence.piece_of(before.fit.layout, place), old.piece_of(before.fit.layout, place)
+        own = old.held.values.get(place)
+        if now is not None and then is not None and own is not None and now.shape == value.shape:
+            yield Move(place, value - own, now - then, then)
