@@ -162,6 +162,8 @@ def _columns() -> str:
         [
             "# The workers panel",
             "",
+            "The columns of the panel of workers, `%panel workers`, and what each shows.",
+            "",
             "| column | what it shows |",
             "|---|---|",
             *(f"| {row.head} | {row.help} |" for row in rows),

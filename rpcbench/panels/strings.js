@@ -393,7 +393,7 @@ const STRINGS = {
     ramp: (largest, isPooled) => `${largest}: ${isPooled ? "largest difference in the block" : "difference of the number"}; grey: none`,
     notFinite: "not finite",
     held: "a box for each rank: what it has of the tensor",
-    many: "values in one square: the worst is shown",
+    many: "values in one square: wrong if one of them is",
     summand: "a summand of it",
     unlisted: "not listed",
   },

@@ -104,7 +104,7 @@ def test_a_folded_module_shows_the_worst_of_all_that_it_holds(show):
     many = [value("forward", "up", "wrong" if n == 3 else "right", call=n) for n in range(5)]
     shown.move(compared(*many, first="3"))
     assert squares(shown, "up") == ["rb-is-wrong"] and shown.texts(".rb-row .rb-square text") == ["\xd75"]
-    assert any("values in one square: the worst is shown" in text for text in shown.texts(".rb-legend span"))
+    assert any("values in one square: wrong if one of them is" in text for text in shown.texts(".rb-legend span"))
     assert shown.texts(".rb-others button") == [f"call {n}" for n in range(5)]
     shown.page.get_by_role("button", name="call 1", exact=True).click()
     says(shown, "forward up call 1: right")
