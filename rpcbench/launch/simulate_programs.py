@@ -127,10 +127,12 @@ def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
+    from rpcbench.simulation.fake_operators import FakeOperators
     from rpcbench.simulation.fake_world import fake_world
     from rpcbench.simulation.rank_recorder import RankRecorder
 
-    with fake_world(rank, math.prod(mesh.values())), RankRecorder(rank) as recorder:
+    recorder, operators = RankRecorder(rank), FakeOperators()
+    with fake_world(rank, math.prod(mesh.values()), recorder.mark_gradients), operators, recorder:
         places = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
         torch.manual_seed(0)
         step = program(places) if inspect.signature(program).parameters else program()
@@ -140,7 +142,9 @@ def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
             step()
         recorder.begin_step()
         step()
-        return recorder.end_step()
+        log = recorder.end_step()
+        log.assumed += operators.remarks
+        return log
 
 
 def measure_hardware(cluster: BaseCluster, name: str = "this machine") -> Hardware:

@@ -5,7 +5,7 @@ Guarantees
   no bytes. A real tensor that the program made before becomes one at its first use.
 - DistributedDataParallel, FSDP and DTensor run their own code. What they do that cannot be done without data is
   replaced, and listed here: DDP's check that all ranks have equal parameters, and its future of an all-reduce; the
-  arithmetic of a mesh, which is done with data.
+  arithmetic of a mesh and the order of DDP's buckets, which are computed with data.
 - A program that reads a value gets a SimulationError that names the line, and says how to give the value.
 """
 
@@ -33,22 +33,26 @@ from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from rpcbench.base.errors import SimulationError
 from rpcbench.runtime.handles import is_user_file
 
 
 @contextlib.contextmanager
-def fake_world(rank: int, size: int) -> Iterator[FakeTensorMode]:
-    """Be rank `rank` of `size` within the block. SimulationError where this process has a process group already."""
+def fake_world(rank: int, size: int, bucket_found: Callable[[Tensor], None]) -> Iterator[FakeTensorMode]:
+    """Be rank `rank` of `size` within the block. SimulationError where this process has a process group already.
+
+    `bucket_found` is called with each bucket of gradients that DistributedDataParallel sends.
+    """
     if c10d.is_initialized():
         raise SimulationError("this process has a process group already, so it cannot play a rank of another world")
     c10d.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
         with contextlib.ExitStack() as stack:
-            for replace in (_compute_meshes_with_data, _make_ddp_without_data):
-                stack.enter_context(replace())
+            stack.enter_context(_compute_meshes_with_data())
+            stack.enter_context(_make_ddp_without_data(bucket_found))
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(explain_errors())
             yield mode
@@ -95,7 +99,7 @@ def _run_with_data(found: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _make_ddp_without_data() -> Iterator[None]:
+def _make_ddp_without_data(bucket_found: Callable[[Tensor], None]) -> Iterator[None]:
     """Let DistributedDataParallel neither compare nor send parameters when it is made, and reduce by a hook."""
     make: Any = DistributedDataParallel.__init__
     prepare: Any = DistributedDataParallel._pre_forward
@@ -112,8 +116,10 @@ def _make_ddp_without_data() -> Iterator[None]:
     def prepare_with_hook(self: Any, *args: Any, **options: Any) -> Any:
         if self not in with_hook:
             # a lambda: torch compares the annotations of a hook with its own classes
-            self.register_comm_hook(self.process_group, lambda group, bucket: _reduce_bucket(group, bucket))
-        with _disable_current_modes():  # it writes the order of the buckets to a tensor
+            self.register_comm_hook(
+                self.process_group, lambda group, bucket: _reduce_bucket(group, bucket, bucket_found)
+            )
+        with _IndicesWithData():  # type: ignore[no-untyped-call]
             self.reducer._rebuild_buckets()
         return prepare(self, *args, **options)
 
@@ -125,9 +131,24 @@ def _make_ddp_without_data() -> Iterator[None]:
         yield
 
 
-def _reduce_bucket(group: c10d.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+class _IndicesWithData(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives data to tensors of indices, to which DDP writes the order of its buckets; the buckets have none."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [each for each in tree_leaves(args) if isinstance(each, Tensor)]
+        if kwargs.get("dtype") == torch.int32 or (given and all(each.dtype == torch.int32 for each in given)):
+            with _disable_current_modes():
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _reduce_bucket(
+    group: c10d.ProcessGroup, bucket: GradBucket, bucket_found: Callable[[Tensor], None]
+) -> torch.futures.Future[Tensor]:
     """Reduce a bucket as DDP's own code does: divided first, then summed."""
     buffer = bucket.buffer()
+    bucket_found(buffer)
     buffer.div_(c10d.get_world_size(group))
     work = c10d.all_reduce(buffer, group=group, async_op=True)
     Variable._execution_engine.queue_callback(work.wait)  # at the end of the backward pass, as DDP waits

@@ -40,7 +40,7 @@ class Collective(NamedTuple):
 
     stream: int  # on which it was issued
     number: int  # in this rank's program, from 1
-    op: str  # as in the rows of `rpcbench.collectives`: "all_reduce(SUM)"
+    op: str  # as in the rows of `rpcbench.collectives`: "all_reduce(SUM)"; of both ends of a transfer "send"
     kind: str  # without arguments: "all_reduce", "send", "recv"
     group: str  # its label
     ranks: tuple[int, ...]  # of the group, as ranks of the world
@@ -50,6 +50,12 @@ class Collective(NamedTuple):
     site: str  # what asked for it
     is_blocking: bool  # its stream waits for it at once
     part: ModelPart
+
+    def members(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that take part where `rank` does: of a transfer, from and to."""
+        if self.peer is None:
+            return self.ranks
+        return (rank, self.peer) if self.kind == "send" else (self.peer, rank)
 
 
 class WaitForCollective(NamedTuple):

@@ -33,6 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rpcbench.base.errors import SimulationError
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.distributed.parameter_shards import local_tensor
 from rpcbench.distributed.torch_ops import (
@@ -45,6 +46,7 @@ from rpcbench.distributed.torch_ops import (
     group_label,
 )
 from rpcbench.runtime.handles import tensor_bytes
+from rpcbench.simulation.fake_operators import group_of_call
 from rpcbench.simulation.fake_world import replace_attribute
 from rpcbench.simulation.memory import MemoryBook
 from rpcbench.simulation.module_paths import ModuleWatch
@@ -155,7 +157,9 @@ class RankRecorder(TorchDispatchMode):
         else:
             self._record_kernel(function, args, kwargs, result, given, made, part)
         self._memory.add_tensors(made, part.phase in (FORWARD, RECOMPUTE))
-        if function.namespace == "fsdp":
+        if function._opname == "chunk_cat":  # FSDP puts whole gradients together, to reduce them
+            self._memory.mark_tensors(given, GRADIENTS)
+        elif function.namespace == "fsdp":
             self._memory.mark_tensors(made + flatten_tensors(kwargs.get("out", [])), GATHERED)
         return result
 
@@ -189,12 +193,18 @@ class RankRecorder(TorchDispatchMode):
         if name not in TORCH_OPS:
             return
         op = TORCH_OPS[name]
-        group = c10d.ProcessGroup.unbox(args[op.group])
+        group = group_of_call(function, args)
+        if name == "recv_any_source_":
+            raise SimulationError(
+                f"{calling_site()} receives from any rank, and a simulated rank cannot tell which will send: name it"
+            )
         peer = root = None
         if op.root is not None:
             rank = c10d.get_global_rank(group, args[op.root])
             peer, root = (rank, None) if name in TRANSFERS else (None, rank)
-        label = OpLabel(op, None if op.reduce_op is None else args[op.reduce_op], root)
+        label: object = OpLabel(op, None if op.reduce_op is None else args[op.reduce_op], root)
+        if peer is not None:
+            label = "send"  # of both ends, as they have one row in a real run
         is_blocking = any(arg is False for arg in args)  # of the operators, only `async_op` is of this type
         tensors = [] if name in BARRIERS else flatten_tensors(args[op.tensors])
         number = self._add_collective(op.name, str(label), group, peer, tensors, is_blocking, part)
@@ -205,10 +215,7 @@ class RankRecorder(TorchDispatchMode):
         if function._opname not in _FUNCTIONAL:
             return
         name, place = _FUNCTIONAL[function._opname]
-        group = next(
-            found for each in reversed(args)
-            if isinstance(each, str) and (found := _find_group(each)) is not None
-        )  # fmt: skip
+        group = group_of_call(function, args)
         op = TORCH_OPS[name]
         reduction = "" if place is None else f"({args[place].upper()})"
         number = self._add_collective(
@@ -259,6 +266,10 @@ class RankRecorder(TorchDispatchMode):
         return self._events
 
     # -- the model and its optimizer
+    def mark_gradients(self, tensor: Tensor) -> None:
+        """Count a tensor as gradients, as a bucket of DistributedDataParallel is."""
+        self._memory.mark_tensors([tensor], GRADIENTS)
+
     def _model_found(self, model: nn.Module) -> None:
         for tensor in [*model.parameters(), *model.buffers()]:
             self._found.setdefault(id(tensor), tensor)
@@ -275,10 +286,6 @@ class RankRecorder(TorchDispatchMode):
         self._in_optimizer = False
         states = (value for state in optimizer.state.values() for value in state.values())
         self._memory.mark_tensors([local_tensor(each) for each in states if isinstance(each, Tensor)], STATES)
-
-
-def _find_group(name: str) -> c10d.ProcessGroup | None:
-    return next((group for group in distributed_c10d._world.pg_map if group.group_name == name), None)
 
 
 def _resize_and_count(memory: MemoryBook) -> Callable[[torch.UntypedStorage, int], Any]:

@@ -141,7 +141,7 @@ class _Meetings:
     def _key_of(self, rank: int, collective: Collective) -> tuple[object, frozenset[int]]:
         if collective.peer is None:
             return (collective.group, collective.ranks), self._played & {*collective.ranks}
-        pair = (rank, collective.peer) if collective.kind == "send" else (collective.peer, rank)
+        pair = collective.members(rank)
         if collective.peer in self._played:
             return pair, frozenset(pair)
         return (rank, pair), frozenset((rank,))  # the other end does as this rank does
@@ -274,6 +274,6 @@ def _describe_waits(waits: Mapping[int, _Wait]) -> str:
     for rank, wait in heapq.nsmallest(4, waits.items(), key=lambda each: each[0]):
         missing = sorted(wait.meeting.expected - wait.meeting.arrivals.keys())
         texts.append(
-            f"rank {rank} in {wait.collective.op} of {wait.collective.group} at {wait.collective.site} for {missing}"
+            f"rank {rank} in {wait.collective.kind} of {wait.collective.group} at {wait.collective.site} for {missing}"
         )
     return "; ".join(texts)

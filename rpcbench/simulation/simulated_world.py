@@ -41,7 +41,7 @@ class SimulatedCollective(NamedTuple):
     role: str
     op: str
     group: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # of a transfer: from, to
     bytes: int  # of a rank's tensors
     shape: str
     site: str
@@ -157,7 +157,7 @@ class SimulatedWorld:
                 if isinstance(each, Collective):
                     rows.append(
                         SimulatedCollective(
-                            role.name, each.op, each.group, each.ranks, each.bytes, each.shape, each.site,
+                            role.name, each.op, each.group, each.members(role.rank), each.bytes, each.shape, each.site,
                             each.part.module, each.part.phase, *times[each.number],
                         )
                     )  # fmt: skip

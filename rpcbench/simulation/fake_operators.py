@@ -1,0 +1,140 @@
+"""Operators of a simulated rank that differ from torch's own without data: counts of tokens, and waits.
+
+Guarantees
+- `bincount` with a `minlength`, and `histc`, count evenly: as many of each as of any other. A remark names the place.
+  So the counts of experts may be read, sent to other ranks, and split a tensor.
+- Small tensors whose values follow from such counts, or from numbers of the program, have them. A collective gives
+  them the values that it would if all ranks had the same; where that is not known, they have none.
+- A wait returns the tensor that was waited for, as on a real rank, and not another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import distributed_c10d
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from rpcbench.distributed.call_sites import calling_site
+from rpcbench.distributed.torch_ops import TORCH_OPS
+from rpcbench.simulation.fake_world import replace_attribute
+
+_MOST_KNOWN = 2**16  # elements of a tensor whose values are kept
+_WITHOUT_VALUES = {"empty_like", "new_empty", "new_empty_strided"}
+_EXCHANGES = {  # operator → where its result is, if it is an argument, and its input
+    "alltoall_base_": (0, 1), "all_to_all_single": (None, 0),
+    "_allgather_base_": (0, 1), "all_gather_into_tensor": (None, 0),
+}  # fmt: skip
+_GATHERS = {"_allgather_base_", "all_gather_into_tensor"}
+
+
+class FakeOperators(TorchDispatchMode):
+    """Runs these operators; enter it within `fake_world`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.remarks: list[str] = []
+        self._limit = replace_attribute(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST_KNOWN)
+
+    def __enter__(self) -> FakeOperators:
+        self._limit.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._limit.__exit__(*error)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = function._opname
+        if name == "wait_tensor":
+            return args[0]
+        if name in ("bincount", "histc") and (bins := _bins_of(name, args, kwargs)):
+            return self._count_evenly(args[0], bins)
+        if name == "repeat_interleave" and (repeats := _values_of(args[0])) is not None:
+            with _disable_current_modes():
+                kwargs = {**kwargs, "output_size": int(repeats.sum())}
+        if function.namespace in ("c10d", "_c10d_functional"):
+            return _exchange(function, args, kwargs)
+        result = function(*args, **kwargs)
+        if name in _WITHOUT_VALUES:
+            _set_values(result, None)
+        return result
+
+    def _count_evenly(self, counted: Tensor, bins: int) -> Tensor:
+        remark = f"{calling_site()}: counts are assumed to be even, as many of each of {bins}"
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+        counts: Tensor = torch.ops.aten.new_empty.default(
+            counted, [bins], dtype=None if counted.is_floating_point() else torch.int64
+        )
+        with _disable_current_modes():
+            number = torch.arange(bins)
+            _set_values(counts, (counted.numel() // bins + (number < counted.numel() % bins)).to(counts.dtype))
+        return counts
+
+
+def _bins_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Return the number of counts, if each is of ones; 0 if it is not known."""
+    if name == "histc":
+        return int(args[1] if len(args) > 1 else kwargs.get("bins", 100))
+    if (len(args) > 1 and args[1] is not None) or kwargs.get("weights") is not None:
+        return 0
+    return int(args[2] if len(args) > 2 else kwargs.get("minlength", 0))
+
+
+def _values_of(tensor: Any) -> Tensor | None:
+    """Return the values of a tensor, if they are known."""
+    return tensor.constant if isinstance(tensor, FakeTensor) else None
+
+
+def _set_values(tensor: Any, values: Tensor | None) -> None:
+    if not isinstance(tensor, FakeTensor):
+        return
+    tensor.constant = values
+    if values is not None:
+        tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+
+
+def _exchange(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a collective, and give its result the values that follow from those of its input."""
+    place, source = _EXCHANGES.get(function._opname, (None, 0))
+    given = _values_of(args[source]) if function._opname in _EXCHANGES else None
+    for tensor in tree_leaves((args, kwargs)):
+        if _values_of(tensor) is not None and (given is None or tensor is not args[source]):
+            tensor.fake_mode.fake_tensor_converter.invalidate_constant_aliases(tensor.constant)
+    if given is None:
+        return function(*args, **kwargs)
+    _set_values(args[source], None)  # or torch would run the operator on the values
+    result = function(*args, **kwargs)
+    _set_values(args[source], given)
+    made = result if place is None else args[place]
+    with _disable_current_modes():
+        _set_values(made, _values_from_equals(function, args, given, made.shape))
+    return result
+
+
+def _values_from_equals(function: Any, args: Sequence[Any], given: Tensor, shape: torch.Size) -> Tensor | None:
+    """Return what a rank gets if all ranks give the same; None for parts whose sizes the program gives."""
+    group = group_of_call(function, args)
+    if function._opname in _GATHERS:
+        return torch.cat([given] * group.size()).view(shape)
+    if any(each for each in args if isinstance(each, list)):
+        return None
+    return given.chunk(group.size())[group.rank()].repeat(group.size(), *[1] * (given.dim() - 1))
+
+
+def group_of_call(function: Any, args: Sequence[Any]) -> c10d.ProcessGroup:
+    """Return the group of a call of a collective's operator."""
+    if function.namespace == "c10d":
+        return c10d.ProcessGroup.unbox(args[TORCH_OPS[function._opname].group])
+    names = [each for each in args if isinstance(each, str)]
+    return next(group for group in distributed_c10d._world.pg_map if group.group_name in names)
