@@ -100,7 +100,12 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch.autograd.Variable._execution_engine.queue_callback
         torch.distributed.device_mesh.DeviceMesh._concatenate torch._C._get_dispatch_mode
         torch._C._TorchDispatchModeKey.FAKE torch._C._distributed_c10d.FakeWork.unbox
-        torch._C._distributed_c10d.Reducer._rebuild_buckets torch.cpu._default_cpu_stream
+        torch._C._distributed_c10d.Reducer._rebuild_buckets
+        torch.distributed.pipelining.schedules._PipelineSchedule._warmup_p2p
+        torch.distributed.pipelining.stage.PipelineStage._inference_mode
+        torch.distributed.pipelining.stage.PipelineStage._user_meta
+        torch.distributed.pipelining._utils.InferenceMode.STATIC
+        torch.distributed.pipelining._utils.InferenceMode.needs_dynamic torch.cpu._default_cpu_stream
         torch.cpu._current_stream torch._ops.OpOverload._opname torch._ops.OpOverload._overloadpacket
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward torch.ops._c10d_functional

@@ -31,6 +31,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining._utils import InferenceMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -53,6 +55,7 @@ def fake_world(rank: int, size: int, bucket_found: Callable[[Tensor], None]) -> 
         with contextlib.ExitStack() as stack:
             stack.enter_context(_compute_meshes_with_data())
             stack.enter_context(_make_ddp_without_data(bucket_found))
+            stack.enter_context(_take_stages_as_given())
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(explain_errors())
             yield mode
@@ -155,6 +158,24 @@ def _reduce_bucket(
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(buffer)
     return future
+
+
+@contextlib.contextmanager
+def _take_stages_as_given() -> Iterator[None]:
+    """Let stages of torch.distributed.pipelining use the shapes that they were made with: their neighbours, which
+    would vote on that and send theirs, are not there."""
+
+    def set_mode(schedule: Any, stages: list[Any], has_backward: bool, *done: Any) -> None:
+        for stage in stages:
+            if InferenceMode.needs_dynamic(stage._user_meta, has_backward):
+                raise SimulationError(
+                    f"stage {stage.stage_index} would get its shapes from the stage before it, which is not there: "
+                    "make it by PipelineStage(..., input_args=..., output_args=...)"
+                )
+            stage._inference_mode = InferenceMode.STATIC
+
+    with replace_attribute(schedules._PipelineSchedule, "_warmup_p2p", set_mode):
+        yield
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import rpcbench
 from rpcbench.launch.plan_layouts import enumerate_meshes
@@ -107,3 +108,44 @@ def test_a_plan_has_all_meshes_best_first_and_says_which_are_impossible():
     assert [*enumerate_meshes(4, ["dp", "tp", "pp"])][-1] == {"dp": 1, "tp": 1, "pp": 4}
     with pytest.raises(ValueError, match=r"no mesh of dp with at most .* has 4 ranks"):
         rpcbench.plan(cut, 4, dimensions=["dp"], most={"dp": 2})
+
+
+def stages(mesh, count=4, rows=2**16, **shapes):
+    group, place = mesh["pp"], mesh["pp"].get_local_rank()
+    whole = {
+        "input_args": (torch.ones(rows, 512, requires_grad=place > 0),),
+        "output_args": (torch.ones(rows, 512, requires_grad=True),),
+    }
+    stage = PipelineStage(
+        nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)), place, group.size(), torch.device("cpu"),
+        group=group.get_group(), **(shapes or whole),
+    )  # fmt: skip
+    schedule = Schedule1F1B(stage, count, lambda output, target: (output - target).square().mean())
+    batch = torch.ones(count * rows, 512)
+    inputs, target = [batch] * (place == 0), {"target": batch} if place == group.size() - 1 else {}
+    return lambda: schedule.step(*inputs, **target)
+
+
+def test_stages_wait_for_each_other():
+    world = rpcbench.simulate(stages, mesh={"pp": 2, "dp": 2}, hardware="a100")
+    first, second = world.timelines.values()
+    assert [role.ranks for role in world.roles] == [2, 2]
+    own = [row.op for row in world.collectives if row.role == "pp=0"]
+    assert own[:3] == ["send", "send", "recv"]  # one forward ahead, then by turns
+    assert sorted(own) == ["recv"] * 4 + ["send"] * 4
+    sent = [row for row in world.collectives if row.op == "send"]
+    assert {row.bytes for row in sent} == {2**16 * 512 * 4}
+    pairs = zip(
+        [row.end for row in world.collectives if row.op == "send" and row.role == "pp=0"],
+        [row.end for row in world.collectives if row.op == "recv" and row.role == "pp=1"],
+        strict=True,
+    )  # fmt: skip
+    assert all(one == other for one, other in pairs)
+    idle = {name: timeline.causes["bubble"] / timeline.seconds for name, timeline in world.timelines.items()}
+    assert idle["pp=0"] > idle["pp=1"] > 0  # the last stage has the loss besides, and the others wait for it
+    assert first.seconds > second.seconds > 0
+
+
+def test_a_stage_that_would_get_its_shapes_from_another_one_is_an_error():
+    with pytest.raises(rpcbench.SimulationError, match=r"stage 0 would get its shapes .*input_args=..., output_args="):
+        rpcbench.simulate(lambda mesh: stages(mesh, input_args=None), mesh={"pp": 2})
