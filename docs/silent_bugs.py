@@ -141,7 +141,10 @@ KINDS = (
         "Here the curves do differ: a model that cannot tell its places apart learns more slowly. The wrong curve "
         "alone still looks like that of a harder task.",
         {"cp": 4}, ("forward", "positions"), "positions",
-        ("positions_not_moved", "mask_not_moved", "given_positions_not_moved", "targets_shifted_after_cut"),
+        (
+            "positions_not_moved", "mask_not_moved", "given_positions_not_moved", "rows_overlap_by_one",
+            "targets_shifted_after_cut",
+        ),
     ),
     Kind(
         "statistics-of-a-rank",
@@ -153,7 +156,8 @@ KINDS = (
         "The curves stay close: a rank has 64 rows, and their mean is near the mean of all.",
         DP4, ("forward", "1"), "of its own rows",
         (
-            "batch_norm_of_rank", "groups_not_divided", "running_variance_of_own_count", "blocks_not_rescaled",
+            "batch_norm_of_rank", "groups_not_divided", "layer_norm_of_pieces", "running_variance_of_own_count",
+            "blocks_not_rescaled",
             "norm_of_own_width", "advantages_of_each_rank", "balance_loss_of_each_rank",
             "vocabulary_loss_smoothing",
         ),
@@ -301,7 +305,7 @@ KINDS = (
         "from an old configuration.",
         "On four ranks the curves lie on each other.",
         DP4, ("gradient", "0.weight"), "bfloat16",
-        ("gradients_reduced_in_bfloat16", "gradients_reduced_in_bfloat16_by_fsdp"),
+        ("gradients_reduced_in_bfloat16", "gradients_reduced_in_bfloat16_by_fsdp", "parameters_stepped_in_bfloat16"),
     ),
     # -- the step
     Kind(

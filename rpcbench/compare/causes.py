@@ -264,6 +264,8 @@ def _is_wrong_inside(evidence: Evidence) -> str | None:
     ]
     if key.phase != FORWARD or not inputs:
         return None
+    if (given := _explain_wrong_rows(evidence)) is not None:
+        return given
     if any(each.word == WRONG for each in inputs):
         parent = key.name.rpartition(".")[0] or "the model"
         return (
@@ -276,6 +278,21 @@ def _is_wrong_inside(evidence: Evidence) -> str | None:
             "end (a reduce_scatter or all_gather that is left out, or over other ranks)"
         )
     return None
+
+
+def _explain_wrong_rows(evidence: Evidence) -> str | None:
+    """The model is called with other values than the reference."""
+    fed = [each for each in evidence.earlier if each.key.phase == INPUT and not each.key.name and each.word == WRONG]
+    given = next((each for each in fed if each.key.turn == evidence.verdict.key.turn and each.fit is not None), None)
+    if given is None or given.fit is None:
+        return None
+    bad = evidence.about(given)
+    apart = [place for place, error in given.fit.by_rank.items() if not bad.is_near(error)]
+    where = f" on {bad.rank_names(apart)}" if apart else ""
+    return (
+        f"what the model is called with differs from the reference's{where}: look at where a rank's rows begin and "
+        "end, their order, and padding"
+    )
 
 
 # -- one rank
@@ -325,6 +342,20 @@ def _is_group_norm(evidence: Evidence) -> str | None:
     )
 
 
+def _is_layer_norm(evidence: Evidence) -> str | None:
+    key, kind = evidence.verdict.key, evidence.kind
+    inputs = [each for each in evidence.earlier if each.key == key._replace(phase=INPUT, part=each.key.part)]
+    cut = [each for each in inputs if each.word == RIGHT and each.fit is not None and each.fit.layout.has_kind(CUT)]
+    if key.phase != FORWARD or not kind.endswith(("LayerNorm", "RMSNorm")) or not cut or cut[0].fit is None:
+        return None
+    if all(share.dim != len(cut[0].shape) - 1 for share in cut[0].fit.layout.shares):
+        return None
+    return (
+        "each rank has a piece of every row, and the row is not normalized as a whole: add up what its mean and its "
+        "variance are made of over the ranks, in forward and in backward"
+    )
+
+
 def _is_behind_backward(evidence: Evidence) -> str | None:
     """The gradients of the outputs are right, and that of a parameter is not."""
     turn = evidence.verdict.key.turn
@@ -337,7 +368,7 @@ def _is_behind_backward(evidence: Evidence) -> str | None:
             f"{said}, in the accumulation. A gradient is zeroed, reduced or clipped between micro-batches, or one of "
             "them is left out: reduce the sum of all, once"
         )
-    return f"{said}, in a hook, or in the reduction over the ranks"
+    return f"{said}, in a hook, a clipping, or the reduction over the ranks, or in the order of these"
 
 
 def _has_lower_precision(evidence: Evidence) -> str | None:
@@ -394,17 +425,18 @@ CAUSES: tuple[Cause, ...] = (
     reductions.is_other_expert,
     pieces.has_other_order,
     reductions.is_clipped,
+    _has_lower_precision,
     _is_one_rank,
     updates.has_drifted,
     updates.has_other_length,
     updates.has_other_decay,
     updates.is_other_update,
     updates.is_not_optimized,
-    _has_lower_precision,
     reductions.is_half_reduced,
     reductions.is_cut_off,
     pieces.is_fused_block,
     _is_group_norm,
+    _is_layer_norm,
     _is_put_together_wrong,
     _is_wrong_inside,
     _is_behind_backward,

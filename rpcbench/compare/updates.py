@@ -76,8 +76,8 @@ def has_other_length(evidence: Evidence) -> str | None:
     said = f"the gradients are right, and the step goes in the right direction with another length ({listed} times the"
     if max(factors) < 1.01 * min(factors):
         return (
-            f"{said} reference's): the optimizer has another learning rate, or the gradients are divided or multiplied "
-            "once more between their reduction and the step"
+            f"{said} reference's): the optimizer has another learning rate or momentum, or the gradients are "
+            "divided or multiplied once more between their reduction and the step"
         )
     return (
         f"{said} reference's): the optimizer divides by a norm, and each rank takes that of its own piece (LAMB, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from parts import (
     WORDS,
     Attention,
     ColumnLinear,
+    CopyTo,
     Exchange,
     Gather,
     RowLinear,
@@ -148,6 +150,38 @@ def channels_in_own_groups(mesh: DeviceMesh) -> Any:
 
 def channels_in_all_groups(mesh: DeviceMesh) -> Any:
     return channels_in_groups(mesh, 4)
+
+
+# -- rows whose numbers are on several ranks
+class NormOverPieces(nn.LayerNorm):
+    group: ProcessGroup
+    is_of_row = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = torch.stack([x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True)])
+        if self.is_of_row:
+            sums = CopyTo.apply(SumOver.apply(sums, self.group), self.group) / dist.get_world_size(self.group)
+        return (x - sums[0]) * (sums[1] - sums[0] ** 2 + self.eps).rsqrt() * self.weight + self.bias
+
+
+def make_wide() -> nn.Module:
+    layers = {"enter": nn.Linear, "norm": nn.LayerNorm, "leave": nn.Linear}
+    sizes = {"enter": (WIDTH, 2 * WIDTH), "norm": (2 * WIDTH,), "leave": (2 * WIDTH, 5)}
+    return seeded(lambda: nn.Sequential(OrderedDict({name: layers[name](*sizes[name]) for name in layers})))
+
+
+def wide_over_pieces(mesh: DeviceMesh) -> Any:
+    model, group = make_wide(), mesh.get_group("tp")
+    model.enter, model.leave = ColumnLinear(model.enter, group), RowLinear(model.leave, group)
+    model.norm.weight, model.norm.bias = cut(model.norm.weight, group, 0), cut(model.norm.bias, group, 0)
+    model.norm.__class__, model.norm.group = NormOverPieces, group
+    return model
+
+
+def wide_by_own_pieces(mesh: DeviceMesh) -> Any:
+    model = wide_over_pieces(mesh)
+    model.norm.is_of_row = False
+    return model
 
 
 # -- images cut along their height: a convolution reads a row of each neighbour
@@ -441,6 +475,10 @@ PROGRAMS = [
     Program(
         "groups_not_divided", (make_channels, step_channels), (channels_in_own_groups, step_channels_on_ranks),
         (channels_in_all_groups, step_channels_on_ranks), TP2, "forward", ("norm",), r"num_groups",
+    ),
+    Program(
+        "layer_norm_of_pieces", (make_wide, NET[1]), (wide_over_pieces, step_net_on_ranks),
+        (wide_by_own_pieces, step_net_on_ranks), TP2, "forward", ("norm",), r"mean and its variance",
     ),
     Program(
         "halo_of_the_wrong_side", PICTURE, (picture_in_bands, step_bands), (picture_with_swapped_halo, step_bands),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from parts import (
+    NET,
     PARAMETERS,
     WIDTH,
     CopyTo,
@@ -106,6 +107,34 @@ def step_flat_mean(model: nn.Module, mesh: DeviceMesh) -> Tensor:
 
 def step_flat_divided_twice(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return step_flat(model, mesh, mesh.size() ** 2)
+
+
+def step_half_by_hand(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    """The parameters are stepped in a copy with fewer digits."""
+    loss = step_by_hand(model, mesh)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16() - (RATE * parameter.grad).bfloat16())
+    return loss
+
+
+# -- a sampler that begins one row too early on all ranks but the first
+def step_rows_from(model: nn.Module, mesh: DeviceMesh, early: int) -> Tensor:
+    x, y = rows_of()
+    count = len(x) // mesh.size()
+    first = max(0, mesh.get_local_rank() * count - early)
+    loss = loss_of(model(x[first : first + count]), y[first : first + count])
+    loss.backward()
+    average_gradients(model, mesh.get_group())
+    return loss.detach()
+
+
+def step_rows_in_turn(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    return step_rows_from(model, mesh, 0)
+
+
+def step_rows_that_overlap(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    return step_rows_from(model, mesh, 1)
 
 
 # -- an optimizer on shards of its own, in groups with and without decay
@@ -320,6 +349,14 @@ PROGRAMS = [
     Program(
         "flat_gradient_divided_twice", (make_net, step_gradient_alone), (net_on_each, step_flat_mean),
         (net_on_each, step_flat_divided_twice), DP2, "step", PARAMETERS, r"0\.5 times|divided",
+    ),
+    Program(
+        "parameters_stepped_in_bfloat16", (make_net, step_gradient_alone), (net_on_each, step_flat_mean),
+        (net_on_each, step_half_by_hand), DP2, "step", PARAMETERS, r"bfloat16",
+    ),
+    Program(
+        "rows_overlap_by_one", NET, (net_on_each, step_rows_in_turn), (net_on_each, step_rows_that_overlap), DP2,
+        "forward", ("enter",), r"on rank 1: .*begin and end",
     ),
     Program(
         "decay_lost_on_flat_shards", (make_net, step_decayed), (net_on_each, step_shards_by_parameter),
