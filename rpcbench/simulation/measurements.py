@@ -3,7 +3,8 @@
 Guarantees
 - Every rank of the group runs each measurement at the same time as the others, as they do in a training step: so
   ranks that share cores and memory are measured sharing them.
-- A time is the best of several, after a warm-up.
+- The time of an operator is the mean of many, after a warm-up: with more ranks than cores, the best one would be that
+  of a rank alone. The time of a collective is the median of some.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WIDTHS = (32, 64, 128, 256, 512, 1024)  # of square matrix products
 _TOKENS = (64, 128, 256, 512)  # of attention: 4 heads of 64
 _BYTES = tuple(1 << power for power in range(12, 27, 2))  # of tensors that are added
 _MESSAGES = tuple(1 << power for power in range(10, 25, 2))  # bytes of collectives
-_SECONDS = 0.05  # for one measurement
+_SECONDS = 0.1  # for one measurement
 _FEWEST = 5  # runs of one
 _KINDS: Mapping[str, Callable[[torch.Tensor, int], object]] = {
     "all_reduce": lambda tensor, n: c10d.all_reduce(tensor),
@@ -62,17 +63,17 @@ def measure_rank(types: Sequence[str] = ("float32", "bfloat16")) -> RankMeasurem
 
 def _measure_product(width: int, dtype: torch.dtype) -> tuple[float, float]:
     a, b = torch.ones(width, width, dtype=dtype), torch.ones(width, width, dtype=dtype)
-    return 2.0 * width**3, _best_seconds(lambda: a @ b)
+    return 2.0 * width**3, _mean_seconds(lambda: a @ b)
 
 
 def _measure_attention(tokens: int) -> tuple[float, float]:
     query = torch.ones(1, 4, tokens, 64)
-    return 4.0 * 4 * tokens**2 * 64, _best_seconds(lambda: scaled_dot_product_attention(query, query, query))
+    return 4.0 * 4 * tokens**2 * 64, _mean_seconds(lambda: scaled_dot_product_attention(query, query, query))
 
 
 def _measure_addition(size: int) -> tuple[float, float]:
     a, b = torch.ones(size // 4), torch.ones(size // 4)
-    return 3.0 * size, _best_seconds(lambda: torch.add(a, b, out=a))
+    return 3.0 * size, _mean_seconds(lambda: torch.add(a, b, out=a))
 
 
 def _collective_seconds(run: Callable[[torch.Tensor, int], object], size: int, ranks: int) -> float:
@@ -87,15 +88,16 @@ def _collective_seconds(run: Callable[[torch.Tensor, int], object], size: int, r
     return sorted(times)[len(times) // 2]  # the median: the best one may have left before others came
 
 
-def _best_seconds(run: Callable[[], object]) -> float:
+def _mean_seconds(run: Callable[[], object]) -> float:
+    """Return the seconds of a run, in a time in which all ranks run the same."""
     run()
-    times: list[float] = []
-    end = time.perf_counter() + _SECONDS
-    while len(times) < _FEWEST or time.perf_counter() < end:
-        began = time.perf_counter()
+    c10d.barrier()
+    runs, began = 0, time.perf_counter()
+    end = began + _SECONDS
+    while runs < _FEWEST or time.perf_counter() < end:
         run()
-        times.append(time.perf_counter() - began)
-    return min(times)
+        runs += 1
+    return (time.perf_counter() - began) / runs
 
 
 # -- a description from measurements
