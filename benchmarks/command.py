@@ -38,7 +38,7 @@ def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Seque
     if rounds is not None:
         plan = replace(plan, rounds=rounds)
     if files.markdown:
-        _between_marks(files.markdown, _BENCH, "")
+        between_marks(files.markdown, _BENCH, "")
     figures = compare({OURS: OUR_MODULE, against: rows.module_of(against)}, plan, chosen(plan, only))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(as_table(figures, OURS, against, plan))
     if files.json:
@@ -46,10 +46,10 @@ def run(*, against: str, seed: int, quick: bool, rounds: int | None, only: Seque
     if files.svg:
         files.svg.write_text(as_plot(figures, OURS, against, plan))
     if files.markdown:
-        files.markdown.write_text(_between_marks(files.markdown, _BENCH, as_markdown(figures, OURS, against, plan)))
+        files.markdown.write_text(between_marks(files.markdown, _BENCH, as_markdown(figures, OURS, against, plan)))
 
 
-def _between_marks(file: Path, name: str, table: str) -> str:
+def between_marks(file: Path, name: str, table: str) -> str:
     """The text of the file with this table. RpcError where it has no place for it."""
     begin_mark, end_mark = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, begin, rest = file.read_text().partition(begin_mark)
@@ -73,7 +73,7 @@ def run_columns(runs: Sequence[Path], *, files: Files) -> None:
     table = as_columns([json.loads(run.read_text()) for run in runs])
     print(table, end="")
     if files.markdown:
-        files.markdown.write_text(_between_marks(files.markdown, _COLUMNS, table))
+        files.markdown.write_text(between_marks(files.markdown, _COLUMNS, table))
 
 
 def run_scaling(*, quick: bool, files: Files) -> None:
@@ -120,7 +120,7 @@ def run_pipelines(*, quick: bool, seed: int, files: Files) -> None:
 def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
     """Print what was seen in notebooks of ours and of other libraries: these, or all that are installed."""
     if files.markdown:
-        _between_marks(files.markdown, _PEERS, "")
+        between_marks(files.markdown, _PEERS, "")
     measured = peers.chosen(names)
     for peer in PEERS.values() if not names else ():
         if not peer.is_installed:
@@ -137,7 +137,7 @@ def run_peers(names: Sequence[str], *, quick: bool, files: Files) -> None:
     if files.json:
         files.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     if files.markdown:
-        files.markdown.write_text(_between_marks(files.markdown, _PEERS, peers.as_markdown(found)))
+        files.markdown.write_text(between_marks(files.markdown, _PEERS, peers.as_markdown(found)))
 
 
 def run_soak(*, quick: bool) -> None:

@@ -109,7 +109,11 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch.cpu._current_stream torch._ops.OpOverload._opname torch._ops.OpOverload._overloadpacket
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward torch.ops._c10d_functional
-        torch.ops._dtensor torch.ops._c10d_functional_autograd""",
+        torch.ops._dtensor torch.ops._c10d_functional_autograd
+        torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached
+        torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear
+        torch.distributed.tensor._redistribute.clear_redistribute_planner_cache
+        torch.distributed.tensor.debug._clear_sharding_prop_cache torch._foreach_copy_ torch._foreach_zero_""",
     "workers that start at once": "torch._dynamo torch._inductor.config",
 }
 OTHERS = {  # private names that are not torch's → whose they are

@@ -6,6 +6,7 @@ Guarantees
 - DistributedDataParallel, FSDP and DTensor run their own code. What they do that cannot be done without data is
   replaced, and listed here: DDP's check that all ranks have equal parameters, and its future of an all-reduce; the
   arithmetic of a mesh and the order of DDP's buckets, which are computed with data.
+- What DTensor does to find out the shape of a result, once for each operator, is not seen: it is no work of a rank.
 - A program that reads a value gets a SimulationError that names the line, and says how to give the value.
 """
 
@@ -33,6 +34,8 @@ from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor import _redistribute, debug
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -54,6 +57,7 @@ def fake_world(rank: int, size: int, bucket_found: Callable[[Tensor], None]) -> 
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_compute_meshes_with_data())
+            stack.enter_context(_propagate_shapes_unseen())
             stack.enter_context(_make_ddp_without_data(bucket_found))
             stack.enter_context(_take_stages_as_given())
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -61,6 +65,14 @@ def fake_world(rank: int, size: int, bucket_found: Callable[[Tensor], None]) -> 
             yield mode
     finally:
         c10d.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Empty the caches of DTensor: they hold meshes, and equal meshes of the next world have groups of other names."""
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    _redistribute.clear_redistribute_planner_cache()
+    _redistribute._gen_transform_infos.cache_clear()
 
 
 @contextlib.contextmanager
@@ -99,6 +111,19 @@ def _run_with_data(found: Any) -> Any:
             return function(*args, **options)
 
     return staticmethod(run) if isinstance(found, staticmethod) else run
+
+
+@contextlib.contextmanager
+def _propagate_shapes_unseen() -> Iterator[None]:
+    """Let DTensor make its whole tensors without data in a mode of its own."""
+    propagate: Any = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def propagate_unseen(self: Any, schema: Any) -> Any:
+        with _disable_current_modes():
+            return propagate(self, schema)
+
+    with replace_attribute(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate_unseen):
+        yield
 
 
 @contextlib.contextmanager

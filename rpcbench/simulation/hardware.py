@@ -46,12 +46,16 @@ class Efficiency:
         attention: The same for fused attention.
         memory: Of the memory's bandwidth, by the bytes of an operator.
         link: Of a link's bandwidth, by the bytes of a message.
+        contention: Seconds that an operator loses for each second of a collective beside it.
+        spread: Standard deviation of the speeds of equal ranks.
     """
 
-    matmul: Curve = ((1e9, 0.1), (1e11, 0.65), (1e12, 0.75))
-    attention: Curve = ((1e9, 0.1), (1e11, 0.4), (1e12, 0.45))
+    matmul: Curve = ((1e9, 0.1), (1e11, 0.63), (1e12, 0.7))
+    attention: Curve = ((1e9, 0.05), (1e11, 0.3), (1e12, 0.35))
     memory: Curve = ((1e5, 0.2), (1e7, 0.75), (1e9, 0.85))
     link: Curve = ((1e4, 0.1), (1e6, 0.4), (1e8, 0.8))
+    contention: float = 0.0
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,10 @@ class Hardware:
 def load_hardware(path: str | Path) -> Hardware:
     """Read a description that `Hardware.save` has written."""
     fields: dict[str, Any] = json.loads(Path(path).read_text())
-    efficiency = {name: tuple(map(tuple, points)) for name, points in fields["efficiency"].items()}
+    efficiency: dict[str, Any] = {
+        name: tuple(map(tuple, value)) if isinstance(value, list) else value
+        for name, value in fields["efficiency"].items()
+    }
     return Hardware(
         **fields | {
             "within": LinkSpeed(**fields["within"]), "between": LinkSpeed(**fields["between"]),
@@ -125,23 +132,39 @@ _GB, _GIB, _TERA = 1e9, 2.0**30, 1e12
 
 
 def _nvidia(name: str, tensor: float, single: float, bandwidth: float, memory: float, within: float, source: str,
-            between: float = 50 * _GB) -> Hardware:  # fmt: skip
+            between: float = 50 * _GB, matmul: float = 0.7, attention: float = 0.35) -> Hardware:  # fmt: skip
     peaks = {"bfloat16": tensor * _TERA, "float16": tensor * _TERA, "float32": single * _TERA}
     near, far = LinkSpeed(within * _GB, 4e-6), LinkSpeed(between, 10e-6)
-    return Hardware(name, peaks, bandwidth * _GB, memory * _GIB, 6e-6, near, far, source=source)
+    shares = Efficiency(_rise_to(matmul), _rise_to(attention), contention=_CONTENTION, spread=_SPREAD)
+    return Hardware(name, peaks, bandwidth * _GB, memory * _GIB, 6e-6, near, far, efficiency=shares, source=source)
 
 
+_CONTENTION = 0.19
+"""On A100 and H100, by arXiv 2507.03114: 18.9 % on average."""
+_SPREAD = 0.015
+"""GPUs of one model differ by 8 % in a cluster (arXiv 2208.11035); read as 5.4 standard deviations."""
+
+
+def _rise_to(share: float) -> Curve:
+    """Return a curve that reaches a share of the peak where an operator is large."""
+    return (1e9, 0.15 * share), (1e11, 0.9 * share), (1e12, share)
+
+
+_HOPPER = (
+    "dense, TF32 for float32; 400 Gb/s per GPU between hosts; matrix products reach 0.7 of the peak, as a power limit "
+    "of 700 W lets them; FlashAttention 2 reaches 0.35 (abstract of FlashAttention 3)"
+)
+_AMPERE = "dense, TF32 for float32; FlashAttention 2 reaches 0.5 to 0.6 of the peak (its paper)"
 HARDWARE: dict[str, Hardware] = {
     each.name: each
     for each in (
-        _nvidia("h100", 989.4, 494.7, 3350, 79.6, 450, "NVIDIA H100 SXM data sheet, dense, TF32 for float32; 400 Gb/s "
-                "per GPU between hosts"),
-        _nvidia("h200", 989.4, 494.7, 4800, 140.4, 450, "NVIDIA H200 SXM data sheet, dense, TF32 for float32; 400 Gb/s "
-                "per GPU between hosts"),
-        _nvidia("a100", 312.0, 156.0, 2039, 79.3, 300, "NVIDIA A100 80 GB SXM data sheet, dense, TF32 for float32; "
-                "200 Gb/s per GPU between hosts", 25 * _GB),
-        _nvidia("l40s", 362.0, 183.0, 864, 44.5, 32, "NVIDIA L40S data sheet, dense, TF32 for float32; PCIe within a "
-                "host, 200 Gb/s per GPU between hosts", 25 * _GB),
+        _nvidia("h100", 989.4, 494.7, 3350, 79.6, 450, f"NVIDIA H100 SXM data sheet, {_HOPPER}"),
+        _nvidia("h200", 989.4, 494.7, 4800, 140.4, 450, f"NVIDIA H200 SXM data sheet, {_HOPPER}"),
+        _nvidia("a100", 312.0, 156.0, 2039, 79.3, 300, f"NVIDIA A100 80 GB SXM data sheet, {_AMPERE}; 200 Gb/s per "
+                "GPU between hosts; matrix products reach 0.7, fitted to a run of Llama 2 13B (docs/simulation.md)",
+                25 * _GB, attention=0.55),
+        _nvidia("l40s", 362.0, 183.0, 864, 44.5, 32, f"NVIDIA L40S data sheet, {_AMPERE}; PCIe within a host, 200 "
+                "Gb/s per GPU between hosts", 25 * _GB, attention=0.55),
     )
 }  # fmt: skip
 """The descriptions that have a name."""

@@ -1,7 +1,8 @@
 """The memory of a played rank: each storage of its tensors, from its first use until it is freed, and what it is for.
 
 Guarantees
-- Only storages that a tensor has used while the book is open are counted, each once, with all its bytes.
+- Only storages that a tensor has used while the book is open are counted, each once, with all its bytes; none on
+  "meta", where there is no memory.
 - A storage that the program frees by resizing (FSDP does) is counted as freed.
 - The category is decided when the step is over, by what has become of the storage: gradients and states are made
   before anyone can tell what they are.
@@ -10,7 +11,7 @@ Guarantees
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from rpcbench.simulation.rank_log import (
     GATHERED,
     PARAMETERS,
     TEMPORARY,
+    Allocation,
     MemoryChange,
     ModelPart,
     RankLog,
@@ -34,19 +36,24 @@ _RANK = {category: n for n, category in enumerate((TEMPORARY, ACTIVATIONS, GATHE
 class _StorageEntry:
     """A storage that was seen."""
 
+    number: int
+    stream: int  # on which it was made
     bytes: int
     is_forward: bool  # made in a forward pass
     category: str = TEMPORARY
 
 
 class MemoryBook:
-    """Keeps the changes of memory of one rank."""
+    """Keeps the changes of memory of one rank. `find_stream` returns the number of the stream that is used now."""
 
-    def __init__(self) -> None:
+    def __init__(self, find_stream: Callable[[], int]) -> None:
+        self._find_stream = find_stream
+        self._allocations: list[Allocation] = []
         self._entries: weakref.WeakKeyDictionary[torch.UntypedStorage, _StorageEntry] = weakref.WeakKeyDictionary()
         self._changes: list[tuple[int, int, _StorageEntry, ModelPart]] = []
         self._forward: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # made since the last backward began
         self._action, self._part = 0, ModelPart("", "")
+        self._count = 0
 
     def set_position(self, action: int, part: ModelPart) -> None:
         """Changes from now on belong to this place of the step."""
@@ -56,9 +63,10 @@ class MemoryBook:
         """Count the storages of tensors that an operator has made."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage in self._entries:
+            if storage in self._entries or tensor.device.type == "meta":
                 continue
-            entry = self._entries[storage] = _StorageEntry(0, is_forward)
+            entry = self._entries[storage] = _StorageEntry(self._count, self._find_stream(), 0, is_forward)
+            self._count += 1
             weakref.finalize(storage, self._set_bytes, entry, 0).atexit = False
             self._set_bytes(entry, storage.nbytes())
             if is_forward:
@@ -67,11 +75,14 @@ class MemoryBook:
     def resize_storage(self, storage: torch.UntypedStorage, size: int) -> None:
         """Count a storage whose size has changed."""
         if (entry := self._entries.get(storage)) is not None:
+            if size and not entry.bytes:
+                entry.stream = self._find_stream()
             self._set_bytes(entry, size)
 
     def _set_bytes(self, entry: _StorageEntry, size: int) -> None:
         if size != entry.bytes:
             self._changes.append((self._action, size - entry.bytes, entry, self._part))
+            self._allocations.append(Allocation(entry.number, size, entry.stream))
             entry.bytes = size
 
     def mark_tensors(self, tensors: Iterable[Tensor], category: str) -> None:
@@ -104,3 +115,4 @@ class MemoryBook:
         for change in log.memory:
             after[change.category] -= change.bytes
         log.before = after
+        log.allocations = list(self._allocations)

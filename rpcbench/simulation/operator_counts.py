@@ -14,10 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 _LOOKUPS = {"embedding", "index_select", "gather", "index", "slice_scatter", "select_scatter"}
 """Operators that read as much as they write, and not their whole first tensor."""
+_OVERWRITES = {
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "_foreach_copy_",
+    "_foreach_zero_",
+}  # fmt: skip
+"""Operators that write their first tensor and do not read it."""
 _RESERVES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
@@ -56,18 +62,32 @@ def _is_causal(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bo
     return bool(given.get("is_causal", False))
 
 
-def count_bytes(function: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> int:
+def count_bytes(function: Any, args: Sequence[Any], kwargs: dict[str, Any], made: Sequence[Tensor]) -> int:
     """Return the bytes that an operator reads and writes; 0 for a view."""
     if function._opname in _RESERVES:
         return 0
-    storages = {each.untyped_storage()._cdata for each in given}
+    read, written = _split_arguments(function, args, kwargs)
+    storages = {each.untyped_storage()._cdata for each in itertools.chain(read, written)}
     new = [each for each in made if each.untyped_storage()._cdata not in storages]
-    if not new and not function._schema.is_mutable:
+    if not new and not written:
         return 0
     if function._opname in _LOOKUPS:
-        return 2 * sum(map(_touched_bytes, made)) + sum(map(_touched_bytes, given[1:]))
-    written = new or made[:1] or given[:1]
-    return sum(map(_touched_bytes, itertools.chain(given, written)))
+        return 2 * sum(map(_touched_bytes, new)) + sum(map(_touched_bytes, read[1:]))
+    return sum(map(_touched_bytes, itertools.chain(read, written, new)))
+
+
+def _split_arguments(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors that an operator reads, and those of its arguments that it writes; most are in both."""
+    arguments = function._schema.arguments
+    given = {each.name: value for each, value in zip(arguments, args, strict=False)} | kwargs
+    read, written = [], []
+    for each in arguments:
+        tensors = [value for value in tree_leaves(given.get(each.name)) if isinstance(value, Tensor)]
+        if each.is_write:
+            written += tensors
+        if not each.is_out and not (each.is_write and function._opname in _OVERWRITES):
+            read += tensors
+    return read, written
 
 
 def _touched_bytes(tensor: Tensor) -> int:

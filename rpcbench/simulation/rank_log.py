@@ -100,6 +100,14 @@ class MemoryChange(NamedTuple):
     part: ModelPart
 
 
+class Allocation(NamedTuple):
+    """A storage gets a size: 0 gives it back."""
+
+    storage: int  # its number in this rank's program
+    bytes: int
+    stream: int  # on which it is to be used first
+
+
 @dataclass(slots=True)
 class RankLog:
     """One step of one rank."""
@@ -108,6 +116,7 @@ class RankLog:
     actions: list[Action] = field(default_factory=list)
     before: dict[str, int] = field(default_factory=dict)  # bytes by category when the step begins
     memory: list[MemoryChange] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)  # from the begin of the program, and not of the step
     parameters: int = 0  # numbers of parameters that this rank holds
     tokens: int | None = None  # that the step of this rank has processed, where the program says it
     assumed: list[str] = field(default_factory=list)  # what was assumed in place of values

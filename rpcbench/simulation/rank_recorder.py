@@ -90,7 +90,7 @@ class RankRecorder(TorchDispatchMode):
     def __init__(self, rank: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = RankLog(rank)
-        self._memory = MemoryBook()
+        self._memory = MemoryBook(self.current_stream)
         self._modules = ModuleWatch(self._model_found)
         self._found: dict[int, Tensor] = {}
         self._in_optimizer = self._in_backward = False
@@ -178,7 +178,7 @@ class RankRecorder(TorchDispatchMode):
         self, function: Any, args: Any, kwargs: Any, result: Any, given: Sequence[Tensor], made: Sequence[Tensor],
         part: ModelPart,
     ) -> None:  # fmt: skip
-        size = count_bytes(function, given, made)
+        size = count_bytes(function, args, kwargs, made)
         if size == 0:
             return
         dtype = str((given or made)[0].dtype).removeprefix("torch.")

@@ -5,6 +5,8 @@ Guarantees
 - A collective begins when all of its ranks that are played have come; ranks that are not played come with the one
   that is, as they do the same. A transfer begins when both ends have come. Collectives of one group, and transfers in
   one direction between two ranks, follow each other.
+- An operator that runs beside a collective is slowed by it, by `Efficiency.contention`.
+- Ranks that meet in each step are as slow as the slowest one of their world, by `Efficiency.spread`.
 - The seconds of all causes of a rank add up to the step.
 - Ranks that wait for each other for ever raise SimulationError, with the waits.
 """
@@ -25,6 +27,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import NamedTuple
 
 from rpcbench.base.errors import SimulationError
@@ -44,6 +47,8 @@ from rpcbench.simulation.rank_log import (
 
 LAUNCH, BUBBLE, OTHERS, PIPELINE = "launch", "bubble", "waiting for ranks", "exposed pipeline"
 """Causes of idle time, beside `costs.COMPUTE_BOUND`, `MEMORY_BOUND` and "exposed NAME", of a group."""
+CONTENTION = "slowed by collectives"
+"""Cause of the time that operators lose to collectives beside them."""
 
 
 def is_exposed(cause: str) -> bool:
@@ -159,14 +164,16 @@ class _Wait:
 class _Cursor:
     """Runs the log of one rank."""
 
-    def __init__(self, log: RankLog, hardware: Hardware, meetings: _Meetings) -> None:
+    def __init__(self, log: RankLog, hardware: Hardware, meetings: _Meetings, behind: float) -> None:
         self._log, self._hardware, self._meetings = log, hardware, meetings
+        self._behind = behind  # by which share of its time an operator of the slowest rank takes longer
         self.timeline = RankTimeline(log.rank)
         self._issued = 0.0  # until when the program has issued its actions
         self._filled = 0.0  # until when the compute stream's seconds have causes
         self._streams: defaultdict[int, _Moment] = defaultdict(lambda: _BEGIN)
         self._events: dict[int, _Moment] = {}
         self._joined: dict[int, tuple[Collective, _Meeting]] = {}
+        self._beside: list[_Meeting] = []  # that may still be under way
 
     def run(self) -> Iterator[_Wait]:
         """Run to the end; yield what is waited for, and go on when it is resolved."""
@@ -197,14 +204,26 @@ class _Cursor:
         at = self._streams[stream]
         # a CPU launches an operator and then runs it; others run one while the program launches the next
         begin = max(at.time, self._issued) if self._hardware.has_streams else at.time + self._hardware.launch_seconds
-        end = begin + seconds
+        lost = self._seconds_lost(begin, begin + seconds) if stream == COMPUTE else 0.0
+        waited = seconds * self._behind if stream == COMPUTE else 0.0
+        end = begin + seconds + lost + waited
         if stream == COMPUTE:
             self._fill_gap(at, begin)
             self.timeline.add_cause(bound, seconds)
+            self.timeline.add_cause(CONTENTION, lost)
+            self.timeline.add_cause(OTHERS, waited)
             self._filled = end
         lane = "compute" if stream == COMPUTE else f"stream {stream}"
         self.timeline.spans.append(TimedSpan(lane, kernel.op, begin, end, bound, kernel.part))
         self._streams[stream] = _Moment(end, bound)
+
+    def _seconds_lost(self, begin: float, end: float) -> float:
+        """Return what an operator loses to collectives beside it, as far as all their ranks have come by now."""
+        if not (share := self._hardware.efficiency.contention):
+            return 0.0
+        self._beside = [each for each in self._beside if not each.resolve() or (each.end or 0.0) > begin]
+        shared = (min(each.end, end) - max(each.begin, begin) for each in self._beside if each.end is not None)
+        return share * min(end - begin, sum(max(0.0, seconds) for seconds in shared))
 
     def _fill_gap(self, at: _Moment, begin: float) -> None:
         """Give the idle time of the compute stream before `begin` its causes."""
@@ -218,7 +237,9 @@ class _Cursor:
     def _issue_collective(self, stream: int, collective: Collective) -> Iterator[_Wait]:
         self._issued += self._hardware.launch_seconds
         time = max(self._streams[stream].time, self._issued if self._hardware.has_streams else 0.0)
-        self._joined[collective.number] = collective, self._meetings.join(self._log.rank, collective, time)
+        meeting = self._meetings.join(self._log.rank, collective, time)
+        self._joined[collective.number] = collective, meeting
+        self._beside.append(meeting)
         if collective.is_blocking:
             yield from self._wait_for_collective(stream, collective.number)
 
@@ -240,11 +261,12 @@ class _Cursor:
             self._streams[stream] = moment
 
 
-def replay_logs(logs: Sequence[RankLog], hardware: Hardware) -> dict[int, RankTimeline]:
-    """Return the times of the played ranks. SimulationError if they wait for each other for ever."""
+def replay_logs(logs: Sequence[RankLog], hardware: Hardware, ranks: int = 1) -> dict[int, RankTimeline]:
+    """Return the times of the played ranks of so many. SimulationError if they wait for each other for ever."""
     played = frozenset(log.rank for log in logs)
     meetings = _Meetings(played, hardware)
-    cursors = {log.rank: _Cursor(log, hardware, meetings) for log in logs}
+    behind = hardware.efficiency.spread * slowest_of(ranks)
+    cursors = {log.rank: _Cursor(log, hardware, meetings, behind) for log in logs}
     running = {rank: cursor.run() for rank, cursor in cursors.items()}
     while running:
         waits: dict[int, _Wait] = {}
@@ -259,6 +281,11 @@ def replay_logs(logs: Sequence[RankLog], hardware: Hardware) -> dict[int, RankTi
         if running and not progressed and not any(wait.meeting.resolve() for wait in waits.values()):
             raise SimulationError(f"the ranks wait for each other for ever: {_describe_waits(waits)}")
     return {rank: cursor.timeline for rank, cursor in cursors.items()}
+
+
+def slowest_of(count: int) -> float:
+    """Return how many standard deviations the slowest of so many ranks is behind their mean (Blom's formula)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def _run_until_wait(cursor: Iterator[_Wait]) -> _Wait | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rpcbench.base.charts import Chart, as_html
+from rpcbench.simulation.allocator import count_reserved
 from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.rank_log import CATEGORIES, RECOMPUTE, Collective, Kernel, MemoryPeak, RankLog
 from rpcbench.simulation.replay import RankTimeline, replay_logs
@@ -73,7 +74,7 @@ class SimulatedWorld:
     _timelines: dict[int, RankTimeline] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._timelines = replay_logs(self.logs, self.hardware)
+        self._timelines = replay_logs(self.logs, self.hardware, self.ranks)
 
     def on(self, hardware: Hardware) -> SimulatedWorld:
         """Return the same step on another hardware; nothing is played again."""
@@ -141,6 +142,11 @@ class SimulatedWorld:
         """The most memory of any rank."""
         return max(peak.bytes for peak in self.memory.values())
 
+    @cached_property
+    def reserved_bytes(self) -> int:
+        """The most memory that the caching allocator of a GPU reserves on any rank, with expandable segments."""
+        return max(count_reserved(log.allocations) for _, log in self._played())
+
     @property
     def is_fitting(self) -> bool:
         """Whether the most memory of any rank is less than the hardware has."""
@@ -203,7 +209,8 @@ class SimulatedWorld:
         at = f"{peak.part.phase} of {peak.part.module or 'the model'}"
         parts = ", ".join(f"{each} {peak.by_category[each] / _GIB:.1f}" for each in CATEGORIES)
         return [
-            f"it {verdict}: {peak.bytes / _GIB:.1f} of {self.hardware.memory_bytes / _GIB:.1f} GiB ({name}, {at})",
+            f"it {verdict}: {peak.bytes / _GIB:.1f} of {self.hardware.memory_bytes / _GIB:.1f} GiB ({name}, {at})"
+            f"; torch's allocator reserves {self.reserved_bytes / _GIB:.1f}",
             f"  {parts}",
         ]
 

@@ -83,6 +83,20 @@ def test_tensor_parallel_adds_up_in_forward_and_backward():
     assert flops(log, BACKWARD) == 2 * forward - forward // 4  # the first input needs no gradient
 
 
+def test_ranks_of_one_process_do_not_share_the_meshes_of_dtensor():
+    def program(mesh):
+        model = blocks()
+        for block in model:
+            parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        for block in model:
+            fully_shard(block, mesh=mesh["dp"])
+        return make_step(model)
+
+    for rank in (0, 5):
+        log = play_rank(program, {"dp": 2, "tp": 4}, rank)
+        assert all(rank in each.ranks for each in log.actions if isinstance(each, Collective))
+
+
 def test_ddp_reduces_the_buckets_that_it_forms_after_its_first_step():
     def program(mesh):
         return make_step(nn.parallel.DistributedDataParallel(blocks(3), bucket_cap_mb=0.1))

@@ -19,7 +19,7 @@ from rpcbench.simulation.rank_log import (
     WaitForCollective,
     WaitForEvent,
 )
-from rpcbench.simulation.replay import BUBBLE, OTHERS, replay_logs
+from rpcbench.simulation.replay import BUBBLE, CONTENTION, OTHERS, replay_logs, slowest_of
 
 PART = ModelPart("", FORWARD)
 FLAT = ((1.0, 1.0),)
@@ -51,6 +51,23 @@ def test_a_collective_runs_beside_compute_until_it_is_waited_for():
     timeline = replay([work(2), reduce(1, 4), work(3), WaitForCollective(COMPUTE, 1), work(1)])[0]
     assert timeline.seconds == 2 + 4 + 1
     assert timeline.causes == {"compute": 6.0, "exposed dp": 1.0}
+
+
+def test_an_operator_loses_time_to_the_collectives_beside_it():
+    share = dataclasses.replace(UNIT, efficiency=dataclasses.replace(UNIT.efficiency, contention=0.5))
+    actions = [work(2), reduce(1, 4), work(3), WaitForCollective(COMPUTE, 1), work(4)]
+    timeline = replay_logs([RankLog(0, actions), RankLog(1, actions)], share)[1]
+    assert timeline.causes == {"compute": 9.0, CONTENTION: 1.5}
+    assert timeline.seconds == 2 + 4.5 + 4
+
+
+def test_more_ranks_wait_longer_for_the_slowest_one():
+    uneven = dataclasses.replace(UNIT, efficiency=dataclasses.replace(UNIT.efficiency, spread=0.02))
+    assert slowest_of(1) == 0
+    assert slowest_of(8) == pytest.approx(1.424, abs=0.02)  # a known expectation of eight normal numbers
+    assert replay_logs([RankLog(0, [work(100)])], uneven, ranks=8)[0].causes == {
+        "compute": 100.0, OTHERS: pytest.approx(2 * slowest_of(8)),
+    }  # fmt: skip
 
 
 def test_a_blocking_one_holds_up_its_stream():
