@@ -5,7 +5,8 @@ Guarantees
   no bytes. A real tensor that the program made before becomes one at its first use.
 - DistributedDataParallel, FSDP and DTensor run their own code. What they do that cannot be done without data is
   replaced, and listed here: DDP's check that all ranks have equal parameters, and its future of an all-reduce; the
-  arithmetic of a mesh and the order of DDP's buckets, which are computed with data.
+  arithmetic of a mesh and the order of DDP's buckets, which are computed with data; the copy of a tensor by
+  `copy.deepcopy`.
 - What DTensor does to find out the shape of a result, once for each operator, is not seen: it is no work of a rank.
 - A program that reads a value gets a SimulationError that names the line, and says how to give the value.
 """
@@ -13,6 +14,7 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import traceback
 import weakref
@@ -60,6 +62,7 @@ def fake_world(rank: int, size: int, bucket_found: Callable[[Tensor], None]) -> 
             stack.enter_context(_propagate_shapes_unseen())
             stack.enter_context(_make_ddp_without_data(bucket_found))
             stack.enter_context(_take_stages_as_given())
+            stack.enter_context(replace_attribute(FakeTensor, "__deepcopy__", _copy_tensor))
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(explain_errors())
             yield mode
@@ -157,6 +160,17 @@ def _make_ddp_without_data(bucket_found: Callable[[Tensor], None]) -> Iterator[N
         replace_attribute(DistributedDataParallel, "register_comm_hook", register_once),
     ):
         yield
+
+
+def _copy_tensor(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
+    """Copy a tensor, as `copy.deepcopy` does for models, within its mode: torch would copy the mode, too."""
+    if id(tensor) not in memo:
+        made = memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        made.grad = copy.deepcopy(tensor.grad, memo)
+        own = {name: value for name, value in vars(tensor).items() if name not in vars(made)}  # whether a parameter
+        vars(made).update(copy.deepcopy(own, memo))
+    copied: Tensor = memo[id(tensor)]
+    return copied
 
 
 class _IndicesWithData(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -97,6 +97,7 @@ class RankRecorder(TorchDispatchMode):
         self._streams: dict[int, int] = {}  # id of a stream → its number; the stream is kept
         self._kept_streams: list[Any] = []
         self._events, self._collectives = 0, 0
+        self._held: dict[int, list[Tensor]] = {}  # number of a collective → its tensors, which it keeps until a wait
         self._pending: dict[torch.UntypedStorage, int] = {}  # result of a functional collective → its number
         self._exits = contextlib.ExitStack()
 
@@ -127,6 +128,7 @@ class RankRecorder(TorchDispatchMode):
 
     def end_step(self) -> RankLog:
         """Return the log of the step."""
+        self._held.clear()  # those of collectives that nothing waits for
         self._mark_gradients(self._found.values())
         self._memory.write_step(self.log)
         self.log.parameters = sum(local_tensor(each).numel() for each in self._found.values())
@@ -210,6 +212,8 @@ class RankRecorder(TorchDispatchMode):
         number = self._add_collective(op.name, str(label), group, peer, tensors, is_blocking, part)
         work: Any = FakeWork.unbox(result[-1] if isinstance(result, tuple) else result)
         work.seq_id = number
+        if not is_blocking:
+            self._held[number] = tensors
 
     def _record_functional(self, function: Any, args: Any, made: Sequence[Tensor], part: ModelPart) -> None:
         if function._opname not in _FUNCTIONAL:
@@ -217,10 +221,10 @@ class RankRecorder(TorchDispatchMode):
         name, place = _FUNCTIONAL[function._opname]
         group = group_of_call(function, args)
         op = TORCH_OPS[name]
-        reduction = "" if place is None else f"({args[place].upper()})"
-        number = self._add_collective(
-            op.name, op.name + reduction, group, None, flatten_tensors(args[0]), False, part
-        )  # fmt: skip
+        argument = "" if place is None else f"({args[place].upper()})"
+        if op.name == "broadcast":
+            argument = f"(src={c10d.get_global_rank(group, args[1])})"
+        number = self._add_collective(op.name, op.name + argument, group, None, flatten_tensors(args[0]), False, part)
         for tensor in made:
             self._pending[tensor.untyped_storage()] = number
 
@@ -244,6 +248,7 @@ class RankRecorder(TorchDispatchMode):
             self.add_action(WaitForCollective(self.current_stream(), number))
 
     def _wait_for_work(self, work: Any) -> bool:
+        self._held.pop(work.seq_id, None)
         self.add_action(WaitForCollective(self.current_stream(), work.seq_id))
         return True
 

@@ -2,9 +2,10 @@
 
 `python tests/simulation/real_runs.py` prints the table of docs/simulation.md.
 
-The bytes of a real run are counted here apart from `rpcbench.simulation`: those of the storages of all tensors that an
-operator has taken or returned, until they are freed. A thread of gloo may keep a tensor for longer than the program
-does, never for less; so the peak is the least of several steps, and of the ranks that do the same.
+The bytes of a real run are counted here apart from `rpcbench.simulation`: those of the storages that operators have
+made, until they are freed. Storages that an operator has only been given are buffers of gloo. A thread of gloo may keep
+a tensor for longer than the program does, never for less; so the peak is the least of several steps, and of the ranks
+that do the same.
 """
 
 from __future__ import annotations
@@ -94,15 +95,13 @@ class LiveBytes(TorchDispatchMode):
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented  # it consists of other tensors
         result = function(*args, **(kwargs or {}))
-        for each in tree_leaves((args, kwargs, result)):
-            if isinstance(each, Tensor) and not hasattr(each, "__tensor_flatten__"):
-                self._add_storage(each.untyped_storage())
+        is_new = "lift" in function._opname  # `torch.tensor(1.0)`: made by no operator
+        given = set() if is_new else {storage._cdata for storage in storages_of((args, kwargs))}
+        for storage in storages_of(result):
+            if storage._cdata not in given | self.sizes.keys():
+                weakref.finalize(storage, self._set_size, storage._cdata, None)
+                self._set_size(storage._cdata, storage.nbytes())
         return result
-
-    def _add_storage(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata not in self.sizes:
-            weakref.finalize(storage, self._set_size, storage._cdata, None)
-            self._set_size(storage._cdata, storage.nbytes())
 
     def _resize_and_count(self, storage: torch.UntypedStorage, size: int) -> Any:
         result = self._resize(storage, size)
@@ -115,6 +114,11 @@ class LiveBytes(TorchDispatchMode):
         if size is not None:
             self.sizes[key] = size
         self.peak = max(self.peak, self.now)
+
+
+def storages_of(values: Any) -> list[torch.UntypedStorage]:
+    tensors = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+    return [each.untyped_storage() for each in tensors if not hasattr(each, "__tensor_flatten__")]
 
 
 def measure_peak(program: Program, mesh: DeviceMesh) -> int:
