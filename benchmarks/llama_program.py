@@ -319,7 +319,7 @@ def shard_tensors(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def split_layers(count: int, stages: int) -> list[range]:
-    """Return the layers of each stage: as many for each, one less for the first and last where it does not divide."""
+    """Return the layers of each stage; their numbers differ by at most one."""
     bounds = [round(count * stage / stages) for stage in range(stages + 1)]
     return [range(*pair) for pair in itertools.pairwise(bounds)]
 
