@@ -257,7 +257,10 @@ class _Cursor:
         self._wait_until(stream, _Moment(meeting.end, span.cause, meeting.seconds_for_others(self._log.rank)))
 
     def _wait_until(self, stream: int, moment: _Moment) -> None:
-        if moment.time > self._streams[stream].time:
+        at = self._streams[stream]
+        if moment.time > at.time:
+            if stream == COMPUTE:
+                self._fill_gap(at, at.time)  # until then it has waited for something else
             self._streams[stream] = moment
 
 

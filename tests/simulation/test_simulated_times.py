@@ -101,6 +101,14 @@ def test_a_wait_for_another_stage_is_a_bubble_and_the_transfer_is_not():
     assert timeline.causes == {BUBBLE: 3.0, "exposed pipeline": 2.0, "compute": 3.0}
 
 
+def test_waits_without_an_operator_between_them_have_their_own_causes():
+    first = [work(3), transfer("send", 1, 1, 2)]
+    apart = reduce(2, 2, blocking=True, ranks=(1, 5))  # the other one is not played
+    second = [transfer("recv", 1, 0, 2), WaitForCollective(COMPUTE, 1), apart, work(3)]
+    timeline = replay(first, second)[1]
+    assert timeline.causes == {BUBBLE: 3.0, "exposed pipeline": 2.0, "exposed dp": 4.0, "compute": 3.0}
+
+
 def test_ranks_that_wait_for_each_other_are_an_error():
     with pytest.raises(SimulationError, match=r"rank 0 in recv of pp .* for \[1\]; rank 1 in recv of pp"):
         replay(
