@@ -63,7 +63,7 @@ KINDS = (
         DP4, ("initial", "0.weight"), "different initial values",
         (
             "seed_of_each_rank", "head_of_each_rank", "stale_weight_on_rank_2", "gpipe_stage_seeded_by_rank",
-            "row_of_layers_seeded_by_rank",
+            "row_of_layers_seeded_by_rank", "blocks_swapped", "weight_transposed",
         ),
     ),
     Kind(
@@ -249,7 +249,8 @@ KINDS = (
         "The wrong curve looks better, as the rate was a careful one. With Adam nothing would be seen at all.",
         DP4, ("gradient", "0.weight"), "4 times too large",
         (
-            "gradients_summed", "accumulation_not_divided", "pipeline_loss_not_divided", "expert_gradients_not_divided",
+            "scale_of_loss_left_in", "loss_of_rows_summed", "gradients_summed",
+            "accumulation_not_divided", "pipeline_loss_not_divided", "expert_gradients_not_divided",
             "row_parallel_with_mean", "rate_scaled_by_ranks", "weight_decay_twice", "flat_gradient_divided_twice",
             "decay_lost_on_flat_shards", "gradients_not_zeroed",
             "one_f_one_b_not_scaled", "traced_pipeline_not_scaled", "interleaved_1f1b_not_scaled",
@@ -316,7 +317,7 @@ KINDS = (
         "ends one too early. One rank has the new bias, and the others keep the first one. DDP compares parameters "
         "once, at the start, so from then on the ranks average gradients of different models.",
         "The curves lie close together: a model can do without one bias.",
-        DP4, ("step", "2.bias"), "drifted apart",
+        DP4, ("step", "2.bias"), "has not moved in the step on ranks 0, 1 and 2",
         (
             "optimizer_step_skipped_on_rank_0", "other_rate_on_rank_1", "parameters_sent_by_the_first_rank",
             "optimizer_before_fully_shard", "last_parameters_not_broadcast",

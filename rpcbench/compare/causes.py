@@ -90,8 +90,9 @@ def _is_missing(evidence: Evidence) -> str | None:
         return None
     if not verdict.places:
         return (
-            "no rank has a gradient: the forward pass does not use the parameter or cuts it off (detach, no_grad, a "
-            "call outside of the autograd context), or its reduction is put off to a later step (no_sync)"
+            "no rank has a gradient: the parameter is frozen (requires_grad), the forward pass does not use it or cuts "
+            "it off (detach, no_grad, a call outside of the autograd context), or its reduction is put off to a later "
+            "step (no_sync)"
         )
     return (
         f"the parameter has no gradient on {rank_words(evidence.runs.mesh.sizes, verdict.missing)}: the forward pass "
@@ -134,6 +135,8 @@ def _has_other_start(evidence: Evidence) -> str | None:
                 "another rank, or heads, channels or columns that are dealt in another order. Order the pieces by the "
                 "rank's coordinate"
             )
+    if (other := _start_of_other(evidence)) is not None:
+        return other
     bad = _places_apart(evidence)
     starts = [each for each in (*evidence.earlier, *evidence.later) if each.key.phase == INITIAL]
     if bad and all(each.word != WRONG for each in starts):
@@ -147,11 +150,39 @@ def _has_other_start(evidence: Evidence) -> str | None:
             "broadcast the parameters before the first step"
         )
     if all(torch.equal(values[0], each) for each in values):
-        return "the parameter begins with other values than the reference's: make both models with the same seed"
+        return (
+            "the parameter begins with other values than the reference's: make both models with the same seed, or load "
+            "the same weights into both"
+        )
     return (
         "the parameter begins with different initial values on different ranks: give all the same seed, or broadcast "
         "the parameters before the first step"
     )
+
+
+def _start_of_other(evidence: Evidence) -> str | None:
+    """The parameter begins with the transposed values, or with those of another one of its shape."""
+
+    def is_start(values: Tensor) -> bool:
+        sizes = evidence.held.mesh.sizes
+        fits = (fit_layout(values, evidence.held.values, sizes, fit.layout) for fit in evidence.fits)
+        return any(evidence.is_near(fit.error) for fit in fits if not fit.layout.has_kind(SUM))
+
+    key, shape = evidence.verdict.key, evidence.whole.shape
+    if len(shape) == 2 and shape[0] == shape[1] and is_start(evidence.whole.T):
+        return "the parameter begins with the reference's values, transposed: transpose it where it is loaded or copied"
+    leaf = key.name.rpartition(".")[2]
+    others = [each for each in (*evidence.earlier, *evidence.later) if each.key.phase == INITIAL and each.key != key]
+    for each in [each for each in others if each.key.name.endswith(leaf) and tuple(each.shape) == shape][:_MOST_STARTS]:
+        if is_start(evidence.about(each).whole):
+            return (
+                f"the parameter begins with the values of {each.key.name}: it is loaded or copied under another name, "
+                "or layers are numbered otherwise"
+            )
+    return None
+
+
+_MOST_STARTS = 64  # parameters of a shape that are looked at
 
 
 def _is_cut_short(evidence: Evidence) -> str | None:
@@ -187,6 +218,12 @@ def _is_wrong_loss(evidence: Evidence) -> str | None:
                 f"{evidence.names_of(dims)}: each rank's whole scores are taken for a piece of the vocabulary, and "
                 "counted once for each rank"
             )
+    if (multiple := _multiple_of(mean, reference, evidence.verdict.allowed)) is not None:
+        return (
+            f"the model's output is right, and the loss is {multiple} (the mean of the ranks is {mean:.6g}, the "
+            f"reference's {reference:.6g}): a sum over that many micro-batches, rows or tokens stands where a mean "
+            "belongs, or the other way round"
+        )
     listed = ", ".join(f"{each:.6g}" for each in dict.fromkeys(losses.values()))
     said = f"the model's output is right and the loss is not: {listed} in place of {reference:.6g}"
     if len({*losses.values()}) > 1 and (weights := reductions.describe_weights(evidence)) is not None:
@@ -204,13 +241,24 @@ def _is_wrong_loss(evidence: Evidence) -> str | None:
         )
     if len({*losses.values()}) > 1:
         return (
-            f"{said}; their mean is {mean:.6g}. A mean of means ({_BY_TOKENS}), or other targets than the reference's: "
-            "look at their order and where they begin on a rank"
+            f"{said}; their mean is {mean:.6g}. A mean of means ({_BY_TOKENS}), or other targets than the reference's "
+            "(look at their order and where they begin on a rank), or another loss function or option (label smoothing)"
         )
     return (
         f"{said}. Look at its targets and their order, its normalization, its reductions, its label smoothing, and at "
         "terms that are added to it, as that of a balanced load, where each rank takes its own tokens for all"
     )
+
+
+def _multiple_of(mean: float, reference: float, allowed: float) -> str | None:
+    """Return the whole number by which a loss is too large or too small, in words."""
+    if not mean or not reference or mean / reference <= 0:
+        return None
+    larger, smaller = (mean, reference) if abs(mean) > abs(reference) else (reference, mean)
+    times = round(larger / smaller)
+    if times < 2 or abs(larger - times * smaller) > 10 * allowed * times:
+        return None
+    return f"exactly {times} times too {'large' if larger == mean else 'small'}"
 
 
 def _input_shares(evidence: Evidence) -> Sequence[MeshShare]:
@@ -267,10 +315,9 @@ def _is_wrong_inside(evidence: Evidence) -> str | None:
     if (given := _explain_wrong_rows(evidence)) is not None:
         return given
     if any(each.word == WRONG for each in inputs):
-        parent = key.name.rpartition(".")[0] or "the model"
         return (
             "its input is wrong already, and the outputs of all modules before it are right: the fault lies between "
-            f"them, in the forward of {parent}"
+            f"them, in the forward of {_outermost_wrong(evidence) or 'the model'}"
         )
     if all(each.word == RIGHT for each in inputs):
         return (
@@ -278,6 +325,19 @@ def _is_wrong_inside(evidence: Evidence) -> str | None:
             "end (a reduce_scatter or all_gather that is left out, or over other ranks)"
         )
     return None
+
+
+def _outermost_wrong(evidence: Evidence) -> str:
+    """Return the path of the module in which the input of a module has become wrong: the innermost one around it whose
+    own input is not wrong."""
+    key = evidence.verdict.key
+    inputs = [each for each in evidence.earlier if each.key.phase == INPUT and each.key.turn == key.turn]
+    called = {each.key.name for each in inputs}  # a list of modules is not
+    wrong = {each.key.name for each in inputs if each.word == WRONG}
+    parent = key.name.rpartition(".")[0]
+    while parent and (parent in wrong or parent not in called):
+        parent = parent.rpartition(".")[0]
+    return parent
 
 
 def _explain_wrong_rows(evidence: Evidence) -> str | None:
@@ -388,7 +448,8 @@ def _has_lower_precision(evidence: Evidence) -> str | None:
         ):
             return (
                 f"the values are right to {share:.0e}, all of them a little off: a part of the computation has fewer "
-                "digits than meant (bfloat16 or float16 in a reduction, or TF32)"
+                "digits than meant (bfloat16 or float16 in a reduction, or TF32), or an option or a weight is a little "
+                "another one (an eps, a step that its weights have not made)"
             )
     return None
 

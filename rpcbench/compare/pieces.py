@@ -158,12 +158,13 @@ def has_wrong_entry(evidence: Evidence) -> str | None:
         return None
     is_wrong = (joined - evidence.whole).norm(dim=-1) > evidence.verdict.allowed
     bad, good = ({*entries[each].int().tolist()} for each in (is_wrong, ~is_wrong))
-    if not bad or bad & good:
+    if not bad or bad & good or len(bad) > len(good):
         return None
     listed = ", ".join(map(str, sorted(bad)[:5])) + (" and others" if len(bad) > 5 else "")
     return (
         f"the rows that look up entry {listed} of the table are wrong, and all others are right: the ranks' pieces of "
-        "the table overlap there, or leave it out (an index off by one where a piece begins or ends)"
+        "the table overlap there, or leave it out (an index off by one where a piece begins or ends), or a rank looks "
+        "up others than the reference"
     )
 
 

@@ -288,6 +288,11 @@ def is_clipped(evidence: Evidence) -> str | None:
                 f"this gradient has the right direction and another length ({listed} times the reference's), and those "
                 "of other parameters are right: it is divided or multiplied by another number than these"
             )
+        if all(each > 1.5 and math.log2(round(each)).is_integer() for each in factors.values()):
+            return (
+                f"the gradients have the right direction and another length ({listed} times the reference's): the "
+                "scale of the loss is not taken off, or a sum over so many parts is not divided"
+            )
         return (
             f"the gradients have the right direction and another length ({listed} times the reference's): they are "
             "clipped by a norm that is not that of the whole model, as of a rank's own shard or of some parameters, or "

@@ -38,10 +38,16 @@ def is_not_stepped(evidence: Evidence) -> str | None:
             "does) and still has the old ones"
         )
     moves = list(_find_moves(evidence))
-    if not moves or not all(evidence.is_near(norm_of(each.own)) for each in moves):
+    stale = [each.place for each in moves if evidence.is_near(norm_of(each.own))]
+    if not stale:
         return None
+    if len(stale) < len(moves):
+        return (
+            f"the parameter has not moved in the step on {evidence.rank_names(stale)}, and has on the others: a rank "
+            "that steps it alone must send it to the others, or an optimizer has left it out there"
+        )
     return (
-        f"the parameter has not moved in the step, on {evidence.rank_names(each.place for each in moves)}, and the "
+        f"the parameter has not moved in the step, on {evidence.rank_names(stale)}, and the "
         "reference's has: no optimizer has it there, or the one that has it does not step, or a value from before the "
         "step is copied over it (a broadcast from a rank that has not stepped it)"
     )
@@ -123,7 +129,7 @@ def is_other_update(evidence: Evidence) -> str | None:
         return None
     return (
         "the gradients are right and the step is not: the optimizer has other options than the reference's (learning "
-        "rate, weight decay, betas), steps more than once, or decays the weights a second time"
+        "rate, weight decay, betas), steps more than once, decays the weights a second time, or has lost its state"
     )
 
 
@@ -152,7 +158,7 @@ def is_running_statistic(evidence: Evidence) -> str | None:
         )
     return (
         "the running statistics of BatchNorm are those of each rank's own rows: use SyncBatchNorm, or average them "
-        "over the ranks"
+        "over the ranks. If the module's output is right, its momentum is another one"
     )
 
 
