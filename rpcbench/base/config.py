@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of the wire protocol; processes with different numbers refuse each other."""
 DEFAULT_TIMEOUT = 60.0  # seconds, as in torch
 UNSET_TIMEOUT = -1.0  # as in torch: use the default

@@ -236,7 +236,7 @@ class ObjectStore:
         route, name_of = self.routes.route_to(to, False), partial(self._name_of, to, keeps)
         handles: list[RRefHandle] = []
         # the fast form
-        encoded = None if kwargs or route.targets else self.codec.encode_plain_call(function, args)
+        encoded = None if kwargs or route.targets else self.codec.encode_plain_call(function, args, name_of)
         if encoded is None:
             value, outgoing = (function, args, kwargs or {}), OutgoingHandles(self._agent, handles, name_of)
             encoded = self.codec.encode_fully(value, outgoing, CALL, route)

@@ -59,8 +59,6 @@ from rpcbench.serialization.tensors import SMALL, Buffer
 from rpcbench.wire.messages import EMPTY, Body
 
 _PROTOCOL = 5
-FindExternal = Callable[..., object]
-"""`Externals.find_external`."""
 _SPAWNED = "__mp_main__"
 """The name of `__main__` in processes started by multiprocessing, all of which have it."""
 _SHORT = 1 << 12
@@ -136,13 +134,14 @@ class Codec:
         must not change until the body is sent."""
         return (not route.targets and self.encode_plainly(value)) or self.encode_fully(value, externals, label, route)
 
-    # -- the fast path of `encode_value`; None where the value needs the general path
+    # -- the fast path of `encode_value`, for tensors on the CPU; None where the value needs the general path
     def encode_plainly(self, value: object) -> Encoded | None:
-        return fast_path.encode_plain(value)
+        return fast_path.encode_plain(value) or _encode_one_tensor(value)
 
-    def encode_plain_call(self, function: Any, args: tuple[Any, ...]) -> Encoded | None:
-        """Encode a call without keyword arguments."""
-        return fast_path.encode_call(function, args, _REDUCERS)
+    def encode_plain_call(self, function: Any, args: tuple[Any, ...], name_of: fast_path.Name | None) -> Encoded | None:
+        """Encode a call without keyword arguments. `name_of`: as `Externals.name_of_external`, for externals sent by
+        name alone."""
+        return fast_path.encode_call(function, args, _REDUCERS, name_of)
 
     def encode_fully(
         self, value: object, externals: Externals | None, label: str | tuple[str, ...], route: Route
@@ -213,10 +212,12 @@ class Codec:
         received, used = tensors.decode_tensors(table, buffers) if table else ([], 0)
         if adopt is not None:
             received = adopt(received)
+        if received and payload in (_ALONE, _LISTED):  # the fast path of one tensor: nothing to unpickle
+            return received[0] if payload == _ALONE else received[:1]
         external = None if externals is None else externals.find_external
         try:
             if fast_path.is_fast_payload(payload):
-                return fast_path.open_payload(pickle.loads(payload), _find_object)
+                return fast_path.open_payload(pickle.loads(payload), received, _find_object, external)
             buffers = buffers[used:]
             unpickler = _Unpickler(io.BytesIO(payload), buffers=_writable_buffers(buffers) if buffers else None)
             unpickler.tables = None
@@ -224,6 +225,27 @@ class Codec:
             return unpickler.load()
         except (pickle.UnpicklingError, EOFError) as error:
             raise ProtocolError(f"the peer sent a broken payload: {error}") from error
+
+
+class _First:
+    """An object with the pickle of the first tensor of a table."""
+
+    def __reduce__(self) -> Any:
+        return closures.tensor_slot, (0,)
+
+
+_ALONE, _LISTED = (pickle.dumps(value, _PROTOCOL) for value in (_First(), [_First()]))
+"""The payloads of one tensor, and of a list of one: those of most results and most gradients."""
+
+
+def _encode_one_tensor(value: object) -> Encoded | None:
+    """Encode one ordinary tensor, or a list of one, to the same bytes as the general path; None for other values."""
+    listed = type(value) is list and len(value) == 1
+    tensor: Any = value[0] if listed else value  # type: ignore[index]
+    if not fast_path.is_ordinary(tensor, _REDUCERS):
+        return None
+    table = tensors.encode_dense([tensor])
+    return None if table is None else (Body(_LISTED if listed else _ALONE, *table), [tensor])
 
 
 def _keep_in_band(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
@@ -338,7 +360,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _Unpickler(pickle.Unpickler):
     """An unpickler that resolves the by-reference slots of one message."""
 
-    parts: tuple[CodeCache, list[torch.Tensor], FindExternal | None]  # the arguments of `tables`
+    parts: tuple[CodeCache, list[torch.Tensor], fast_path.External | None]  # the arguments of `tables`
     tables: _Tables | None  # made for the first slot: many payloads have none
 
     def find_class(self, module: str, name: str) -> Any:
@@ -364,23 +386,19 @@ class _Tables:
 
     # Not a part of the unpickler, which keeps the methods that `find_class` returns: in a reference cycle, it would
     # keep RRefs alive until the next garbage collection.
-    def __init__(self, code: CodeCache, received: list[torch.Tensor], external: FindExternal | None) -> None:
+    def __init__(self, code: CodeCache, received: list[torch.Tensor], external: fast_path.External | None) -> None:
         self._code = code
         self._tensors = received
         self._external = external
 
     def tensor_slot(self, index: int) -> torch.Tensor:
-        if not 0 <= index < len(self._tensors):
-            raise ProtocolError(f"a message mentions tensor {index}, but has {len(self._tensors)}")
-        return self._tensors[index]
+        return fast_path.find_tensor(self._tensors, index)
 
     def subclass_slot(self, index: int, kind: type[torch.Tensor], state: Any) -> torch.Tensor:
         return tensor_types.restore_subclass(kind, self.tensor_slot(index), state)
 
     def external_slot(self, *name: Any) -> object:
-        if self._external is None:
-            raise ProtocolError(f"a message mentions external {name}, where none can be")
-        return self._external(*name)
+        return fast_path.find_external(self._external, name)
 
 
 def _writable_buffers(buffers: Sequence[Buffer]) -> Iterator[Buffer]:

@@ -636,11 +636,18 @@ ALONE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_single_tensor_arrives_as_it_is(name: str) -> None:
+def test_a_single_tensor_takes_the_fast_path_with_the_body_of_the_general_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     value = ALONE[name]
-    body, sent = Codec().encode_value(value)
-    arrived = Codec().decode_value(body)
-    assert type(arrived) is type(value) and repr(arrived) == repr(value)
+    quick, sent = Codec().encode_value(value)
+    arrived = Codec().decode_value(quick)
+    monkeypatch.setattr(pickler, "_encode_one_tensor", lambda value: None)
+    assert Codec().encode_value(value)[0] == quick, "the bodies are equal"
+    monkeypatch.setattr(pickler, "_ALONE", b"")
+    monkeypatch.setattr(pickler, "_LISTED", b"")
+    again = Codec().decode_value(quick)
+    assert type(arrived) is type(again) and repr(arrived) == repr(again) == repr(value)
     assert not isinstance(value, torch.Tensor) or (sent == [value] and vars(arrived) == vars(value))
 
 
