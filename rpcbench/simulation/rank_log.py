@@ -2,7 +2,7 @@
 
 Guarantees
 - An action holds plain data: no tensor, no process group. So a log is pickled, and outlives the rank.
-- Times are not in it: `replay` gives an action its time on a given hardware.
+- Times are not in it: `step_timing` gives an action its time on a given hardware.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from rpcbench.base.charts import Chart, as_html
 from rpcbench.simulation.allocator import count_reserved
 from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.rank_log import CATEGORIES, RECOMPUTE, Collective, Kernel, MemoryPeak, RankLog
-from rpcbench.simulation.replay import RankTimeline, replay_logs
+from rpcbench.simulation.step_timing import RankTimeline, time_logs
 from rpcbench.simulation.world_pictures import memory_picture, save_timelines, timeline_chart
 
 _GIB = 2**30
@@ -74,7 +74,7 @@ class SimulatedWorld:
     _timelines: dict[int, RankTimeline] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._timelines = replay_logs(self.logs, self.hardware, self.ranks)
+        self._timelines = time_logs(self.logs, self.hardware, self.ranks)
 
     def on(self, hardware: Hardware) -> SimulatedWorld:
         """Return the same step on another hardware; nothing is played again."""

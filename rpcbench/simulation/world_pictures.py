@@ -15,7 +15,7 @@ from pathlib import Path
 from rpcbench.base.charts import Bar, Chart, Mark, Picture, write_picture
 from rpcbench.pipeline.timeline import TraceEvent, convert_to_microseconds, metadata_events
 from rpcbench.simulation.rank_log import BACKWARD, CATEGORIES, FORWARD, OPTIMIZER, RECOMPUTE, RankLog
-from rpcbench.simulation.replay import RankTimeline, TimedSpan, is_exposed
+from rpcbench.simulation.step_timing import RankTimeline, TimedSpan, is_exposed
 
 _PHASES = {
     FORWARD: Mark("░", "blue", "on-blue", "forward"),

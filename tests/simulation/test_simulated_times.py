@@ -19,7 +19,7 @@ from rpcbench.simulation.rank_log import (
     WaitForCollective,
     WaitForEvent,
 )
-from rpcbench.simulation.replay import BUBBLE, CONTENTION, OTHERS, replay_logs, slowest_of
+from rpcbench.simulation.step_timing import BUBBLE, CONTENTION, OTHERS, slowest_of, time_logs
 
 PART = ModelPart("", FORWARD)
 FLAT = ((1.0, 1.0),)
@@ -44,7 +44,7 @@ def transfer(kind: str, number: int, peer: int, size: int) -> Collective:
 
 
 def replay(*ranks: list[Action]):
-    return replay_logs([RankLog(rank, actions) for rank, actions in enumerate(ranks)], UNIT)
+    return time_logs([RankLog(rank, actions) for rank, actions in enumerate(ranks)], UNIT)
 
 
 def test_a_collective_runs_beside_compute_until_it_is_waited_for():
@@ -56,7 +56,7 @@ def test_a_collective_runs_beside_compute_until_it_is_waited_for():
 def test_an_operator_loses_time_to_the_collectives_beside_it():
     share = dataclasses.replace(UNIT, efficiency=dataclasses.replace(UNIT.efficiency, contention=0.5))
     actions = [work(2), reduce(1, 4), work(3), WaitForCollective(COMPUTE, 1), work(4)]
-    timeline = replay_logs([RankLog(0, actions), RankLog(1, actions)], share)[1]
+    timeline = time_logs([RankLog(0, actions), RankLog(1, actions)], share)[1]
     assert timeline.causes == {"compute": 9.0, CONTENTION: 1.5}
     assert timeline.seconds == 2 + 4.5 + 4
 
@@ -65,7 +65,7 @@ def test_more_ranks_wait_longer_for_the_slowest_one():
     uneven = dataclasses.replace(UNIT, efficiency=dataclasses.replace(UNIT.efficiency, spread=0.02))
     assert slowest_of(1) == 0
     assert slowest_of(8) == pytest.approx(1.424, abs=0.02)  # a known expectation of eight normal numbers
-    assert replay_logs([RankLog(0, [work(100)])], uneven, ranks=8)[0].causes == {
+    assert time_logs([RankLog(0, [work(100)])], uneven, ranks=8)[0].causes == {
         "compute": 100.0, OTHERS: pytest.approx(2 * slowest_of(8)),
     }  # fmt: skip
 
@@ -119,9 +119,9 @@ def test_ranks_that_wait_for_each_other_are_an_error():
 
 def test_a_launch_that_takes_longer_than_its_operator_is_seen():
     slow = dataclasses.replace(UNIT, launch_seconds=3.0)
-    timeline = replay_logs([RankLog(0, [work(1), work(1)])], slow)[0]
+    timeline = time_logs([RankLog(0, [work(1), work(1)])], slow)[0]
     assert timeline.causes == {"compute": 2.0, "launch": 5.0}
-    assert replay_logs([RankLog(0, [work(1)])], dataclasses.replace(slow, has_streams=False))[0].seconds == 4
+    assert time_logs([RankLog(0, [work(1)])], dataclasses.replace(slow, has_streams=False))[0].seconds == 4
 
 
 def test_collectives_cost_what_their_algorithms_do():

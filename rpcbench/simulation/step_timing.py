@@ -264,7 +264,7 @@ class _Cursor:
             self._streams[stream] = moment
 
 
-def replay_logs(logs: Sequence[RankLog], hardware: Hardware, ranks: int = 1) -> dict[int, RankTimeline]:
+def time_logs(logs: Sequence[RankLog], hardware: Hardware, ranks: int = 1) -> dict[int, RankTimeline]:
     """Return the times of the played ranks of so many. SimulationError if they wait for each other for ever."""
     played = frozenset(log.rank for log in logs)
     meetings = _Meetings(played, hardware)
