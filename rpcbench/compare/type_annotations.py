@@ -35,7 +35,7 @@ def import_types() -> ModuleType:
         importlib.import_module("spmd_types.checker")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'types of ranks need the package spmd_types here: pip install "jupyter-rpcbench[types]"', name=error.name
+            "types of ranks need the package spmd_types here: pip install spmd_types", name=error.name
         ) from error
     return importlib.import_module("spmd_types")
 

@@ -83,7 +83,7 @@ STEPS: dict[str, tuple[Any, str]] = {
         "_backend_of", "_record_unknown_end",
     )},
     **{name: (torch_collectives, name) for name in (
-        "_first_tensor", "_flatten_tensors", "tensor_bytes", "Layouts", "OpLabel", "calling_site", "count_operations",
+        "first_tensor", "flatten_tensors", "tensor_bytes", "Layouts", "OpLabel", "calling_site", "count_operations",
         "is_completed",
     )},
     "_begin_watch": (TorchCollectives, "_begin_watch"),
