@@ -132,7 +132,7 @@ class _RunningCalls:
         return self._stack()[-1][1]
 
     def current_name(self) -> str | None:
-        """Return the name of the module whose forward runs on this thread."""
+        """Return the name of the module that runs its forward on this thread."""
         stack = self._stack()
         return stack[-1][0] if stack else None
 
@@ -199,7 +199,7 @@ class Capture:
         self.close()
 
     def close(self) -> None:
-        """Remove all hooks, and forget the model. What was kept remains."""
+        """Remove all hooks, and forget the model. The values kept remain."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

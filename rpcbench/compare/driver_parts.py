@@ -49,7 +49,7 @@ def find_parts(model: Any) -> FoundParts:
 
 
 def open_part(part: RemotePart) -> FoundParts:
-    """Return what an RRef of this process refers to, as parts. Waits for its creation, and raises the error of that."""
+    """Return the value of an RRef of this process, as parts. Waits for its creation, and raises the error of that."""
     value = part.rref.local_value()
     if part.names is None:
         return _Search().look_at(part.name, value)
@@ -65,7 +65,7 @@ class _Search:
         self._seen: set[int] = set()
 
     def look_at(self, name: str, value: Any) -> FoundParts:
-        """Look at a model, or at what an RRef refers to."""
+        """Look at a model, or at the value of an RRef."""
         self._take_value(name, value)
         if not isinstance(value, nn.Module | Pipeline | RRef) and hasattr(value, "__dict__"):
             self._take_items(name, vars(value))
@@ -102,7 +102,7 @@ class _Search:
             self._found.elsewhere.append(RemotePart(name, rref, None))
 
     def _take_attributes(self, name: str, module: nn.Module) -> None:
-        """Take what the module and its children have besides children: lists of RRefs, and modules elsewhere."""
+        """Take the other attributes of the module and its children: lists of RRefs, and modules elsewhere."""
         own = {key: each for key, each in vars(module).items() if key not in _TORCH_ATTRIBUTES}
         remote = {key: each for key, each in module._modules.items() if isinstance(each, RemoteModule)}
         self._take_items(name, own | remote)

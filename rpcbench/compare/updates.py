@@ -1,4 +1,4 @@
-"""Causes that lie in a step: in an optimizer's options and parameters, or in what a program makes of them by hand.
+"""Causes that lie in a step: in an optimizer's options and parameters, or in a program's own changes of them.
 
 Each function takes the evidence of a value after a step, and returns a sentence, or None. A parameter that has moved in
 the right direction, or by a multiple of itself, is told apart: its move is compared with the reference's.
@@ -18,11 +18,11 @@ from rpcbench.compare.verdicts import RIGHT, WRONG
 
 
 class Move(NamedTuple):
-    """What a step has made of a rank's piece of a parameter."""
+    """The change of a rank's piece of a parameter in a step."""
 
     place: Coordinate
-    own: Tensor  # what it has added
-    wanted: Tensor  # what the reference's step has added
+    own: Tensor  # added by its step
+    wanted: Tensor  # added by the reference's step
     before: Tensor  # the piece before the step
 
 

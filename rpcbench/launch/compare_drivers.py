@@ -86,7 +86,7 @@ class DrivenRun:
         self._handled = sys.exception()  # the comparison may be called where an error is handled
 
     def take_steps(self, program: Program, steps: int) -> list[Catalog]:
-        """Make the model, take its steps, and return what each member has kept. No hook is left then."""
+        """Make the model, take its steps, and return the values that each member has kept. No hook is left then."""
         make_model, step = program
         model = make_model()
         self._attach_captures(model)
@@ -150,7 +150,7 @@ class DrivenRun:
 
 
 def _place_of(part: RemotePart) -> tuple[object, ...]:
-    """Return what tells a part from others: its owner and its names."""
+    """Return the identity of a part: its owner and its names."""
     return part.rref.owner_name(), part.name, part.names
 
 
@@ -166,7 +166,7 @@ def attach_capture(token: str, parts: Sequence[RemotePart]) -> None:
 
 
 def end_step(token: str) -> None:
-    """Keep what a step of the driver has left here."""
+    """Keep the values that a step of the driver has left here."""
     captures[token].end_step()
 
 
@@ -178,6 +178,6 @@ def keep_context(token: str, context: int) -> None:
 
 
 def close_capture(token: str) -> Catalog:
-    """Remove the hooks, and return what was kept."""
+    """Remove the hooks, and return the values kept."""
     captures[token].close()
     return captures[token].catalog

@@ -83,7 +83,7 @@ def compare_catalogs(
     agent: Agent, workers: Sequence[str], token: str, reference: Program, mesh: Mesh, steps: int,
     catalogs: Sequence[Catalog],
 ) -> CompareReport:  # fmt: skip
-    """Compare what the workers have kept under a token with the reference. A worker after the mesh's is the driver."""
+    """Compare the values of the workers under a token with the reference. A worker after the mesh's is the driver."""
     own = run_reference(reference, steps)
     try:
         places = [*itertools.product(*map(range, mesh.sizes)), driver_place(mesh)][: len(workers)]
@@ -259,7 +259,7 @@ def _read_value(agent: Agent, token: str, workers: Mapping[Coordinate, str], pla
 
 
 def release_captures(agent: Agent, workers: Sequence[str], token: str) -> None:
-    """Forget what a comparison has kept on these workers, as far as they are left."""
+    """Forget the values that a comparison has kept on these workers, as far as they are left."""
     calls = []
     for worker in workers:
         with suppress(WorkerLostError):

@@ -2,7 +2,7 @@
 
 Guarantees
 - Each layout is simulated as `rpcbench.simulate` does it, but for the second rank that it plays.
-- A layout whose program raises an error is in the plan, with the error; it does not end the others.
+- If the program raises an error on a layout, the plan has the layout with the error; the others go on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WIDE, _TALL, _LEFT, _TOP, _LINE = 560, 240, 90, 40, 15  # of the picture, in pi
 
 
 class PlannedMesh(NamedTuple):
-    """A mesh, and what a step needs on it."""
+    """A mesh, and the simulated step on it."""
 
     mesh: Mapping[str, int]
     world: SimulatedWorld | None  # None: the program has failed
@@ -46,7 +46,7 @@ class PlannedMesh(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class LayoutPlan:
-    """What `rpcbench.plan` returns: layouts, best first: those that fit by step time, then the others by memory."""
+    """Layouts, best first, as `rpcbench.plan` returns them: those that fit by step time, then the others by memory."""
 
     layouts: tuple[PlannedMesh, ...]
     hardware: Hardware

@@ -40,7 +40,7 @@ def simulate(
     program: Program, mesh: Mapping[str, int], hardware: str | Hardware = "h100", *, tokens: int | None = None,
     ranks: Sequence[int] | None = None,
 ) -> SimulatedWorld:  # fmt: skip
-    """Play a program as the ranks of a world that is not there, and say what a step needs.
+    """Play a program as the ranks of a world that is not there: the memory, collectives and time of a step.
 
     Tensors have no data, groups move nothing: so a rank of 1,024 runs on a laptop. The program may use
     `torch.distributed`, FSDP, DDP, tensor parallel and pipelining as it does on real ranks.
@@ -59,7 +59,7 @@ def simulate(
     Raises:
         SimulationError: The program reads a value, or its ranks wait for each other for ever.
         ValueError: The mesh has a size below 1, or there is no such hardware.
-        Exception: What the program raises is raised with its type.
+        Exception: An error of the program is raised with its type.
 
     >>> def program(mesh):
     ...     from torch.distributed.fsdp import fully_shard
@@ -154,7 +154,7 @@ def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
 
 
 def measure_hardware(cluster: BaseCluster, name: str = "this machine") -> Hardware:
-    """Measure what the workers of a cluster reach together, for `rpcbench.simulate(hardware=…)`.
+    """Measure the speed that the workers of a cluster reach together, for `rpcbench.simulate(hardware=…)`.
 
     Matrix products by size, attention, memory, and the collectives of their process group. It takes some ten seconds;
     nothing else should run meanwhile. Times hold for as many ranks as the cluster has workers, since they share cores

@@ -1,4 +1,4 @@
-"""What torch's caching allocator reserves on a GPU for the storages of a played rank.
+"""The memory that torch's caching allocator reserves on a GPU for the storages of a played rank.
 
 Guarantees
 - Rules are those of `c10/cuda/CUDACachingAllocator.cpp`, with its constants: nothing in it is fitted.

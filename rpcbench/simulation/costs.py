@@ -73,7 +73,7 @@ _FORMULAS: dict[str, Formula] = {
 
 
 def collective_seconds(collective: Collective, rank: int, hardware: Hardware) -> float:
-    """Return the seconds of a collective whose ranks have all come, or of a transfer of `rank`."""
+    """Return the seconds of a collective from the arrival of its last rank, or of a transfer of `rank`."""
     ranks = collective.ranks if collective.peer is None else (rank, collective.peer)
     if len(ranks) < 2:
         return 0.0

@@ -3,7 +3,7 @@
 Guarantees
 - `bincount` with a `minlength`, and `histc`, count evenly: as many of each as of any other. A remark names the place.
   So the counts of experts may be read, sent to other ranks, and split a tensor.
-- Small tensors whose values follow from such counts, or from numbers of the program, have them. A collective gives
+- Small tensors have values if these follow from such counts, or from numbers of the program. A collective gives
   them the values that it would if all ranks had the same; where that is not known, they have none.
 - A wait returns the tensor that was waited for, as on a real rank, and not another one.
 """
@@ -123,7 +123,7 @@ def _exchange(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def _values_from_equals(function: Any, args: Sequence[Any], given: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return what a rank gets if all ranks give the same; None for parts whose sizes the program gives."""
+    """Return the result of a rank if all ranks give the same; None for parts of sizes that the program gives."""
     group = group_of_call(function, args)
     if function._opname in _GATHERS:
         return torch.cat([given] * group.size()).view(shape)

@@ -3,12 +3,12 @@
 Guarantees
 - In the block, `torch.distributed` has a default group of the given size, and every new tensor has a shape, a type and
   no bytes. A real tensor that the program made before becomes one at its first use.
-- DistributedDataParallel, FSDP and DTensor run their own code. What they do that cannot be done without data is
+- DistributedDataParallel, FSDP and DTensor run their own code. The parts of it that need data are
   replaced, and listed here: DDP's check that all ranks have equal parameters, and its future of an all-reduce; the
   arithmetic of a mesh and the order of DDP's buckets, which are computed with data; the copy of a tensor by
   `copy.deepcopy`.
-- What DTensor does to find out the shape of a result, once for each operator, is not seen: it is no work of a rank.
-- A program that reads a value gets a SimulationError that names the line, and says how to give the value.
+- Operators by which DTensor finds a result's shape are not seen: they are no work of a rank.
+- A program that reads a value gets a SimulationError that names the line and the way to give the value.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def simulated_value(tensor: Tensor, value: float) -> float:
 
     Args:
         tensor: One element.
-        value: What the simulation goes on with.
+        value: The simulation goes on with it.
     """
     return float(value) if is_simulated() else float(tensor.item())
 
@@ -260,7 +260,3 @@ def simulated_value(tensor: Tensor, value: float) -> float:
 def is_simulated() -> bool:
     """Return whether this process plays a rank of `rpcbench.simulate`."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-
-
-Program = Callable[..., Any]
-"""Takes a mesh, or nothing; returns a step, a function without arguments."""

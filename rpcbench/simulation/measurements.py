@@ -1,4 +1,4 @@
-"""Measures what this process and its links reach: matrix products, attention, memory, collectives.
+"""Measures the speed of this process and its links: matrix products, attention, memory, collectives.
 
 Guarantees
 - Every rank of the group runs each measurement at the same time as the others, as they do in a training step: so
@@ -40,7 +40,7 @@ Times = list[tuple[float, float]]
 
 
 class RankMeasurements(NamedTuple):
-    """What one rank has measured."""
+    """The measurements of one rank."""
 
     matmul: dict[str, Times]  # by type of the numbers; sizes are floating-point operations
     attention: Times
@@ -102,7 +102,7 @@ def _mean_seconds(run: Callable[[], object]) -> float:
 
 # -- a description from measurements
 def describe_machine(name: str, measured: Sequence[RankMeasurements], memory_bytes: float) -> Hardware:
-    """Return the description of a machine whose ranks were measured at the same time.
+    """Return the description of a machine from its ranks' measurements, all made at the same time.
 
     Launches and latencies are in the times of small operators and messages, so they are 0 in the description.
     """

@@ -1,11 +1,11 @@
-"""The memory of a played rank: each storage of its tensors, from its first use until it is freed, and what it is for.
+"""The memory of a played rank: each storage of its tensors, from its first use until it is freed, and its purpose.
 
 Guarantees
 - Only storages that a tensor has used while the book is open are counted, each once, with all its bytes; none on
   "meta", where there is no memory.
 - A storage that the program frees by resizing (FSDP does) is counted as freed.
-- The category is decided when the step is over, by what has become of the storage: gradients and states are made
-  before anyone can tell what they are.
+- The category is decided when the step is over: a gradient or a state cannot be told from other memory when it is
+  made.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MemoryBook:
                 self._forward.add(storage)
 
     def resize_storage(self, storage: torch.UntypedStorage, size: int) -> None:
-        """Count a storage whose size has changed."""
+        """Count the changed size of a storage."""
         if (entry := self._entries.get(storage)) is not None:
             if size and not entry.bytes:
                 entry.stream = self._find_stream()
@@ -86,7 +86,7 @@ class MemoryBook:
             entry.bytes = size
 
     def mark_tensors(self, tensors: Iterable[Tensor], category: str) -> None:
-        """Say what tensors are for. What is known of a parameter, a gradient or a state is not overridden by less."""
+        """Set the category of tensors. That of a parameter, a gradient or a state is not overridden by a vaguer one."""
         for tensor in tensors:
             entry = self._entries.get(tensor.untyped_storage())
             if entry is None or entry.category == PARAMETERS:
@@ -95,7 +95,7 @@ class MemoryBook:
                 entry.category = category
 
     def begin_backward(self) -> None:
-        """A backward pass begins: what a forward pass has made and kept are its activations."""
+        """A backward pass begins: the storages that a forward pass has made and kept are its activations."""
         for storage in self._forward:
             entry = self._entries[storage]
             if entry.category == TEMPORARY:
@@ -103,11 +103,11 @@ class MemoryBook:
         self._forward.clear()
 
     def begin_step(self) -> None:
-        """Forget the changes until now; what they have left is there before the step."""
+        """Forget the changes until now; memory that is held now is there before the step."""
         self._changes.clear()
 
     def write_step(self, log: RankLog) -> None:
-        """Write the changes since `begin_step`, and what was there before, to the log."""
+        """Write the changes since `begin_step`, and the memory before them, to the log."""
         log.memory = [MemoryChange(action, size, entry.category, part) for action, size, entry, part in self._changes]
         after = dict.fromkeys(CATEGORIES, 0)
         for entry in self._entries.values():

@@ -1,4 +1,4 @@
-"""What an operator costs in counts: floating-point operations, and bytes that it reads and writes.
+"""The costs of an operator in counts: floating-point operations, and bytes that it reads and writes.
 
 Guarantees
 - A matrix product, convolution or attention has the operations of torch's own counter (`torch.utils.flop_counter`);
@@ -34,7 +34,7 @@ _CPU_ATTENTION: dict[str, Callable[..., int]] = {  # the attention that torch's 
 
 
 def kind_of_operator(function: Any) -> str:
-    """Return "matmul", "attention", "convolution", or "memory" for all whose time is that of their bytes."""
+    """Return "matmul", "attention", "convolution", or "memory" for all others, which take the time of their bytes."""
     name = function._opname
     if "attention" in name:
         return "attention"

@@ -1,4 +1,4 @@
-"""What one rank does in a step, as a list of actions in the order in which its program issues them.
+"""The actions of one rank in a step, in the order in which its program issues them.
 
 Guarantees
 - An action holds plain data: no tensor, no process group. So a log is pickled, and outlives the rank.
@@ -17,7 +17,7 @@ FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "o
 
 
 class ModelPart(NamedTuple):
-    """What an action is for."""
+    """The module and phase that an action belongs to."""
 
     module: str  # path in the model; "" for the model itself, and outside of it
     phase: str  # FORWARD, BACKWARD, RECOMPUTE or OPTIMIZER
@@ -47,7 +47,7 @@ class Collective(NamedTuple):
     peer: int | None  # of a transfer: a rank of the world
     bytes: int  # of this rank's tensors, as the rows count them
     shape: str
-    site: str  # what asked for it
+    site: str  # the module or line that asked for it
     is_blocking: bool  # its stream waits for it at once
     part: ModelPart
 
@@ -118,8 +118,7 @@ class RankLog:
     memory: list[MemoryChange] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)  # from the begin of the program, and not of the step
     parameters: int = 0  # numbers of parameters that this rank holds
-    tokens: int | None = None  # that the step of this rank has processed, where the program says it
-    assumed: list[str] = field(default_factory=list)  # what was assumed in place of values
+    assumed: list[str] = field(default_factory=list)  # sentences on values that were assumed
 
     def peak_memory(self) -> MemoryPeak:
         """Return the moment of the step with the most memory."""

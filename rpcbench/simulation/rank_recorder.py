@@ -1,4 +1,4 @@
-"""Records what a played rank does: operators, collectives, waits of streams, memory.
+"""Records the actions of a played rank: operators, collectives, waits of streams, memory.
 
 Guarantees
 - The program computes the same shapes as without a recorder; no operator runs twice.

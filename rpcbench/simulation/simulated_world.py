@@ -26,12 +26,13 @@ from rpcbench.simulation.step_timing import RankTimeline, time_logs
 from rpcbench.simulation.world_pictures import memory_picture, save_timelines, timeline_chart
 
 _GIB = 2**30
+_SEEN = 5e-4  # share of a step from which on a cause is listed
 
 
 class Role(NamedTuple):
     """Ranks that do the same."""
 
-    name: str  # "pp=0", or "all" for a program whose ranks are equal
+    name: str  # "pp=0", or "all" if all ranks are equal
     rank: int  # the one that was played
     ranks: int  # how many do as it does
 
@@ -54,7 +55,7 @@ class SimulatedCollective(NamedTuple):
 
 @dataclass(repr=False)
 class SimulatedWorld:
-    """What `rpcbench.simulate` returns.
+    """A simulated step of a world, as `rpcbench.simulate` returns it.
 
     Args:
         mesh: Sizes by name.
@@ -62,7 +63,7 @@ class SimulatedWorld:
         roles: Which ranks were played, and how many do as they do.
         logs: Of the played ranks.
         tokens: Of one step of the whole world, or None.
-        remarks: What was assumed, and what does not fit.
+        remarks: Sentences on assumptions, and on ranks that are not as equal as they count.
     """
 
     mesh: Mapping[str, int]
@@ -110,14 +111,17 @@ class SimulatedWorld:
     @property
     def flops(self) -> int:
         """Floating-point operations of the model in one step, in the whole world, without those that are run again."""
-        kernels = ((role, each) for role, log in self._played() for each in log.actions if isinstance(each, Kernel))
+        kernels = ((role, each) for role, log in self._pair_roles() for each in log.actions if isinstance(each, Kernel))
         return sum(role.ranks * each.flops for role, each in kernels if each.part.phase != RECOMPUTE)
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization: `flops` over what the hardware could do in the step; by the type of most of them."""
+        """Model FLOPs utilization: `flops`, as a share of those that the hardware could do in the step.
+
+        The peak is that of the type that most of them have.
+        """
         by_type: Counter[str] = Counter()
-        for _, log in self._played():
+        for _, log in self._pair_roles():
             for each in log.actions:
                 if isinstance(each, Kernel) and each.flops:
                     by_type[each.dtype] += each.flops
@@ -135,7 +139,7 @@ class SimulatedWorld:
     @cached_property
     def memory(self) -> dict[str, MemoryPeak]:
         """The moment with the most memory, of each role."""
-        return {role.name: log.peak_memory() for role, log in self._played()}
+        return {role.name: log.peak_memory() for role, log in self._pair_roles()}
 
     @property
     def peak_bytes(self) -> int:
@@ -145,7 +149,7 @@ class SimulatedWorld:
     @cached_property
     def reserved_bytes(self) -> int:
         """The most memory that the caching allocator of a GPU reserves on any rank, with expandable segments."""
-        return max(count_reserved(log.allocations) for _, log in self._played())
+        return max(count_reserved(log.allocations) for _, log in self._pair_roles())
 
     @property
     def is_fitting(self) -> bool:
@@ -157,7 +161,7 @@ class SimulatedWorld:
     def collectives(self) -> list[SimulatedCollective]:
         """The collectives of the step, by role in the order of issue."""
         rows = []
-        for role, log in self._played():
+        for role, log in self._pair_roles():
             times = self._timelines[role.rank].collectives
             for each in log.actions:
                 if isinstance(each, Collective):
@@ -169,7 +173,7 @@ class SimulatedWorld:
                     )  # fmt: skip
         return rows
 
-    def _played(self) -> list[tuple[Role, RankLog]]:
+    def _pair_roles(self) -> list[tuple[Role, RankLog]]:
         logs = {log.rank: log for log in self.logs}
         return [(role, logs[role.rank]) for role in self.roles]
 
@@ -186,7 +190,7 @@ class SimulatedWorld:
         return save_timelines(self.timelines.items(), path)
 
     def _repr_html_(self) -> str:
-        role, log = max(self._played(), key=lambda each: self.memory[each[0].name].bytes)
+        role, log = max(self._pair_roles(), key=lambda each: self.memory[each[0].name].bytes)
         memory = as_html(memory_picture(log, self.hardware.memory_bytes), f"memory of {role.name}")
         return f"<pre>{escape(str(self))}</pre>{self.timeline.html()}<br>{memory}"
 
@@ -216,7 +220,8 @@ class SimulatedWorld:
 
     def _cause_lines(self) -> list[str]:
         shares = ((seconds / self.step_seconds, seconds, cause) for cause, seconds in self.causes.items())
-        return [f"  {share:6.1%}  {format_seconds(seconds):>9}  {cause}" for share, seconds, cause in shares]
+        seen = [each for each in shares if each[0] > _SEEN]
+        return [f"  {share:6.1%}  {format_seconds(seconds):>9}  {cause}" for share, seconds, cause in seen]
 
 
 def format_seconds(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """Gives the actions of all played ranks their times on a hardware, and each second of a step its cause.
 
 Guarantees
-- A stream runs its actions in the order of issue, a wait holds up only what is issued behind it on its stream.
+- A stream runs its actions in the order of issue, a wait holds up only the actions behind it on its stream.
 - A collective begins when all of its ranks that are played have come; ranks that are not played come with the one
   that is, as they do the same. A transfer begins when both ends have come. Collectives of one group, and transfers in
   one direction between two ranks, follow each other.
@@ -19,7 +19,7 @@ Guarantees
 #                               └── waits for its end ◄──┘
 #
 # A cursor runs its log until it needs the end of a collective to which others have not come, then the next one runs.
-# Each stream has a frontier: the time until which it is planned, and what it waits for there.
+# Each stream has a frontier: the time until which it is planned, and the cause of its wait there.
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RankTimeline:
 
 
 class _Moment(NamedTuple):
-    """A time, and what one waits for until then."""
+    """A time, and the cause of a wait until then."""
 
     time: float
     cause: str = LAUNCH
@@ -154,7 +154,7 @@ class _Meetings:
 
 @dataclass(slots=True)
 class _Wait:
-    """What a cursor cannot go on without."""
+    """A collective that a cursor waits for."""
 
     rank: int
     collective: Collective
@@ -176,7 +176,7 @@ class _Cursor:
         self._beside: list[_Meeting] = []  # that may still be under way
 
     def run(self) -> Iterator[_Wait]:
-        """Run to the end; yield what is waited for, and go on when it is resolved."""
+        """Run to the end; yield each unresolved collective that is waited for, and go on when it is resolved."""
         for action in self._log.actions:
             stream = getattr(action, "stream", COMPUTE) if self._hardware.has_streams else COMPUTE
             if isinstance(action, Kernel):
@@ -218,7 +218,7 @@ class _Cursor:
         self._streams[stream] = _Moment(end, bound)
 
     def _seconds_lost(self, begin: float, end: float) -> float:
-        """Return what an operator loses to collectives beside it, as far as all their ranks have come by now."""
+        """Return the seconds that an operator loses to collectives beside it whose ranks have all come."""
         if not (share := self._hardware.efficiency.contention):
             return 0.0
         self._beside = [each for each in self._beside if not each.resolve() or (each.end or 0.0) > begin]

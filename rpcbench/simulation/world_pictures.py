@@ -57,7 +57,7 @@ def _merge_spans(timeline: RankTimeline, lane: int, name: str) -> Iterator[Bar]:
 
 
 def _block_of(span: TimedSpan) -> tuple[str, str, bool]:
-    """Return what the spans of a bar have in common: `layers.3`, the phase, and whether it is a collective."""
+    """Return the key that the spans of a bar share: `layers.3`, the phase, and whether it is a collective."""
     path = span.part.module.split(".")
     numbered = [n for n, each in enumerate(path) if each.isdigit()]
     block = ".".join(path[: numbered[0] + 1] if numbered else path[:1])
