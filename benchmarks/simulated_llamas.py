@@ -1,4 +1,5 @@
-"""`python -m benchmarks.simulated_llamas [--markdown FILE]`: Llamas by `rpcbench.simulate` beside torchtitan's tables.
+"""`python -m benchmarks.simulated_llamas [--markdown FILE | --large]`: Llamas by `rpcbench.simulate` beside
+torchtitan's tables; with `--large`, the time and memory that it takes here to play two large worlds.
 
 Sources of the published figures: torchtitan's docs/performance.md of April 2024 (64 A100) and its
 benchmarks/llama3_h100_202412_torchtitan.md (H100). A play takes about a minute of one core.
@@ -14,14 +15,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import resource
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import rpcbench
 from benchmarks.command import between_marks
-from benchmarks.llama_program import Settings, play
+from benchmarks.llama_program import Settings, make_pipeline_step, make_step, play
 from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.simulated_world import SimulatedWorld
 
@@ -122,11 +128,42 @@ def _as_line(row: Row, world: SimulatedWorld, kind: str, use: str, of_tokens: fl
     return f"| {' | '.join(cells)} |"
 
 
+def play_large_worlds() -> Iterator[str]:
+    """Play one model on 1,024 ranks and a larger one as a pipeline; yield a line on each: its cost here, and itself."""
+    many = partial(make_step, _H8)
+    stages = partial(make_pipeline_step, Settings("Llama 3 405B", 32, 8192, "full"))
+    for program, mesh, groups in ((many, {"dp": 1024}, 1024), (stages, {"pp": 8, "dp": 8, "tp": 8}, 8)):
+        tokens = groups * program.args[0].batch * program.args[0].length
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            world = rpcbench.simulate(partial(note_memory, Path(folder), program), mesh, describe_h100(), tokens=tokens)
+            seconds = time.perf_counter() - began
+            most = max(float(file.read_text()) for file in Path(folder).iterdir())
+        yield f"{seconds:.0f} s, {most / 1e9:.1f} GB in the largest process\n{world}\n"
+
+
+def note_memory(folder: Path, program: Callable[[Any], Callable[[], None]], mesh: Any) -> Callable[[], None]:
+    """Return the program's step, which also writes the most memory of its process to a file."""
+    step = program(mesh)
+
+    def step_and_note() -> None:
+        step()
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+        (folder / str(os.getpid())).write_text(str(most))
+
+    return step_and_note
+
+
 def main() -> None:
     """Play all rows and print the table; or put it into a file, too."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_llamas", description=__doc__)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also put the table into this file")
+    parser.add_argument("--large", action="store_true", help="play two large worlds instead")
     options = parser.parse_args()
+    if options.large:
+        for line in play_large_worlds():
+            print(line, flush=True)
+        return
     table = as_markdown(ROWS, list(play_rows()))
     print(table)
     if options.markdown is not None:
