@@ -25,8 +25,11 @@ _WIDTHS = (32, 64, 128, 256, 512, 1024)  # of square matrix products
 _TOKENS = (64, 128, 256, 512)  # of attention: 4 heads of 64
 _BYTES = tuple(1 << power for power in range(12, 27, 2))  # of tensors that are added
 _MESSAGES = tuple(1 << power for power in range(10, 25, 2))  # bytes of collectives
-_SECONDS = 0.1  # for one measurement
-_FEWEST = 5  # runs of one
+_SECONDS = 0.3  # for one measurement
+_FEWEST = 15  # runs of one
+_COLD_BYTES = 1 << 27  # of operands, which are more than a cache holds
+_MOST_PAIRS = 256
+_Pair = tuple[torch.Tensor, torch.Tensor]
 _KINDS: Mapping[str, Callable[[torch.Tensor, int], object]] = {
     "all_reduce": lambda tensor, n: c10d.all_reduce(tensor),
     "all_gather": lambda tensor, n: c10d.all_gather([*tensor.new_empty(n, len(tensor))], tensor),
@@ -62,18 +65,24 @@ def measure_rank(types: Sequence[str] = ("float32", "bfloat16")) -> RankMeasurem
 
 
 def _measure_product(width: int, dtype: torch.dtype) -> tuple[float, float]:
-    a, b = torch.ones(width, width, dtype=dtype), torch.ones(width, width, dtype=dtype)
-    return 2.0 * width**3, _mean_seconds(lambda: a @ b)
+    pairs = _make_pairs(4 * width**2, lambda: torch.ones(width, width, dtype=dtype))
+    return 2.0 * width**3, _mean_seconds(lambda a, b: a @ b, pairs)
 
 
 def _measure_attention(tokens: int) -> tuple[float, float]:
-    query = torch.ones(1, 4, tokens, 64)
-    return 4.0 * 4 * tokens**2 * 64, _mean_seconds(lambda: scaled_dot_product_attention(query, query, query))
+    pairs = _make_pairs(4 * 4 * tokens * 64, lambda: torch.ones(1, 4, tokens, 64))
+    seconds = _mean_seconds(lambda query, key: scaled_dot_product_attention(query, key, key), pairs)
+    return 4.0 * 4 * tokens**2 * 64, seconds
 
 
 def _measure_addition(size: int) -> tuple[float, float]:
-    a, b = torch.ones(size // 4), torch.ones(size // 4)
-    return 3.0 * size, _mean_seconds(lambda: torch.add(a, b, out=a))
+    pairs = _make_pairs(size, lambda: torch.ones(size // 4))
+    return 3.0 * size, _mean_seconds(lambda a, b: torch.add(a, b, out=a), pairs)
+
+
+def _make_pairs(size: int, make: Callable[[], torch.Tensor]) -> list[_Pair]:
+    """Return pairs of operands, more than a cache holds: in a training step an operand was last used long ago."""
+    return [(make(), make()) for _ in range(max(1, min(_MOST_PAIRS, _COLD_BYTES // (2 * size))))]
 
 
 def _collective_seconds(run: Callable[[torch.Tensor, int], object], size: int, ranks: int) -> float:
@@ -88,14 +97,15 @@ def _collective_seconds(run: Callable[[torch.Tensor, int], object], size: int, r
     return sorted(times)[len(times) // 2]  # the median: the best one may have left before others came
 
 
-def _mean_seconds(run: Callable[[], object]) -> float:
-    """Return the seconds of a run, in a time in which all ranks run the same."""
-    run()
+def _mean_seconds(run: Callable[[torch.Tensor, torch.Tensor], object], pairs: Sequence[_Pair]) -> float:
+    """Return the seconds of a run, in a time in which all ranks run the same; a result lives until the next round."""
+    results = [run(*pair) for pair in pairs]
     c10d.barrier()
     runs, began = 0, time.perf_counter()
     end = began + _SECONDS
     while runs < _FEWEST or time.perf_counter() < end:
-        run()
+        place = runs % len(pairs)
+        results[place] = run(*pairs[place])
         runs += 1
     return (time.perf_counter() - began) / runs
 
