@@ -11,10 +11,8 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import NamedTuple
 
-from rpcbench.base.charts import Picture, as_html
 from rpcbench.launch.cluster import Cluster
 from rpcbench.launch.simulate_programs import Program, describe_hardware, find_roles, play_rank
 from rpcbench.simulation.hardware import Hardware
@@ -24,7 +22,6 @@ from rpcbench.simulation.simulated_world import SimulatedWorld, format_seconds
 __all__ = ["plan"]
 
 _GIB = 2**30
-_WIDE, _TALL, _LEFT, _TOP, _LINE = 560, 240, 90, 40, 15  # of the picture, in pixels
 
 
 class PlannedMesh(NamedTuple):
@@ -66,10 +63,6 @@ class LayoutPlan:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        words = f"layouts on {self.hardware.name}: step time by memory"
-        return f"<pre>{escape(str(self))}</pre>{as_html(layouts_picture(self), words)}"
-
 
 def _describe_layout(layout: PlannedMesh) -> str:
     if layout.world is None:
@@ -95,7 +88,7 @@ def plan(
         tokens: Of one step of the whole world.
 
     Returns:
-        The layouts, best first. In a notebook a table and a picture.
+        The layouts, best first. `print` shows a table; `rpcbench.panel("plan", plan)` draws them, as a notebook does.
 
     Raises:
         ValueError: There is no such hardware, or no mesh of these dimensions has so many ranks.
@@ -159,31 +152,3 @@ def _order_of(layout: PlannedMesh) -> tuple[int, float]:
     if layout.world is None:
         return 2, math.inf
     return (0, layout.world.step_seconds) if layout.is_fitting else (1, layout.world.peak_bytes)
-
-
-def layouts_picture(found: LayoutPlan) -> str:
-    """Return an SVG: each layout a point, its memory to the right, its step time upwards; a line where memory ends."""
-    worlds = [(layout.name, layout.world) for layout in found.layouts if layout.world is not None]
-    picture = Picture(_LEFT + _WIDE + 130, "Layouts", str(found))
-    picture.draw_text(12, 18, f"Step time by memory on {found.hardware.name}", "strong")
-    if not worlds:
-        return picture.svg()
-    slowest = max(world.step_seconds for _, world in worlds)
-    largest = max(found.hardware.memory_bytes, *(world.peak_bytes for _, world in worlds))
-    picture.draw_line(_LEFT, _TOP + _TALL, _LEFT + _WIDE, _TOP + _TALL, "rule")
-    picture.draw_line(_LEFT, _TOP, _LEFT, _TOP + _TALL, "rule")
-    limit = _LEFT + found.hardware.memory_bytes / largest * _WIDE
-    picture.draw_line(limit, _TOP, limit, _TOP + _TALL, "line dashed s-red")
-    picture.draw_text(limit - 6, _TOP + 12, f"{found.hardware.memory_bytes / _GIB:.1f} GiB", "note end")
-    label = float(_TOP)
-    for name, world in sorted(worlds, key=lambda each: -each[1].step_seconds):
-        x = _LEFT + world.peak_bytes / largest * _WIDE
-        y = _TOP + _TALL - world.step_seconds / slowest * (_TALL - 20)
-        label = max(y + 4, label + _LINE)  # names do not cover each other
-        picture.draw_line(x, y, x + 18, label - 4, "rule")
-        picture.draw_circle(x, y, 6, "f-green" if world.is_fitting else "f-red")
-        picture.draw_text(x + 22, label, name)
-    picture.draw_text(_LEFT - 8, _TOP + 24, format_seconds(slowest), "note end")
-    picture.draw_text(_LEFT - 8, _TOP + _TALL, "0", "note end")
-    picture.draw_text(_LEFT + _WIDE, _TOP + _TALL + 18, f"memory, 0 to {largest / _GIB:.1f} GiB", "note end")
-    return picture.svg()

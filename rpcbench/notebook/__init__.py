@@ -48,13 +48,14 @@ def warn_on_stderr(text: str) -> None:
     sys.stderr.flush()  # a kernel sends each stream at times of its own
 
 
-def panel_names() -> list[str]:
-    """Return the names of panels that can be opened; none if widgets are not installed."""
+def panel_names(of_results: bool = False) -> list[str]:
+    """Return the names of panels that follow a cluster, and on request of those that show a result alone; none if
+    widgets are not installed."""
     try:
-        from rpcbench.panels import PANELS  # here: widgets take a moment to load
+        from rpcbench.panels import ALL_PANELS, PANELS  # here: widgets take a moment to load
     except ModuleNotFoundError:
         return []
-    return list(PANELS)
+    return list(ALL_PANELS if of_results else PANELS)
 
 
 def is_help(line: str) -> bool:

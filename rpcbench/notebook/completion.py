@@ -58,7 +58,7 @@ class Vocabulary(NamedTuple):
         elif before and magic != "%chaos":
             return []
         else:
-            first = {"%debug": self.workers, "%panel": panel_names(), "%chaos": ()}
+            first = {"%debug": self.workers, "%panel": panel_names(of_results=True), "%chaos": ()}
             words = [*first.get(magic, self._targets)]
         return [word for word in (*words, *_WORDS.get(magic, ())) if word not in before]
 

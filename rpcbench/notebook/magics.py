@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import inspect
 import shlex
 import sys
@@ -46,18 +47,20 @@ from rpcbench.notebook.fault_magics import DebugMagics, FaultMagics, Modes, Reco
 from rpcbench.notebook.parsers import Transfer, cluster_line, remote_line
 from rpcbench.notebook.profile_magic import ProfileMagics
 from rpcbench.notebook.sidebar import Sidebar
+from rpcbench.simulation.simulated_world import SimulatedWorld
 from rpcbench.telemetry.shard_watch import watch_on_workers
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from rpcbench.compare.report import CompareReport
     from rpcbench.notebook.lab_debugger import LabDebugger
 
 # Cells that begin with one of these run in the notebook under `%autoremote`, too.
 _OURS = ("%cluster", "%remote", "%autoremote", "%panel", "%record", "%chaos", "%debug ")
 _CALLER = 3  # frames from `remote` to the code that runs the magic, whose variables its line may use
-_REPORT = "rpcbench.compare.report", "CompareReport"  # a type by name, as it loads torch.distributed.tensor
+_RESULTS = {  # types of results by name, as they load torch.distributed.tensor, and the panels that notebooks show
+    ("rpcbench.compare.report", "CompareReport"): "compare", ("rpcbench.launch.plan_layouts", "LayoutPlan"): "plan",
+}  # fmt: skip
 _OWN = ("%%", *_OURS, "%load_ext", "%unload_ext", "%reload_ext")
 
 
@@ -280,19 +283,29 @@ class ClusterMagics(Magics):
         %panel messages    messages and collectives between members, as a sequence diagram
         %panel shards model    the pieces of the model that this variable of the workers' cells holds, on each rank
         %panel compare     the last report of cluster.compare: each value of a training step, right or wrong
+        %panel plan plan   the layouts of a result of rpcbench.plan, which this variable of the notebook holds
+
+        `%panel pipeline world`, `%panel messages world` and `%panel shards world` show the step of a result of
+        rpcbench.simulate, `%panel compare report` one of cluster.compare, if the notebook's variable holds it.
         """
         with require_extra("a panel", "ipywidgets", "anywidget"):
-            from rpcbench.panels import PANELS, panel
+            from rpcbench.panels import ALL_PANELS, panel
 
         name, _, variable = line.strip().partition(" ")
-        if name not in PANELS:
-            raise UsageError(f"say which panel to show: {', '.join(PANELS)}")
-        if variable and name != "shards":
-            raise UsageError(f"%panel {name} takes no more words; only %panel shards takes a variable")
+        if name not in ALL_PANELS:
+            raise UsageError(f"say which panel to show: {', '.join(ALL_PANELS)}")
         with short_tracebacks():
-            if variable:
-                watch_on_workers(variable.strip())
-            display(panel(name))  # type: ignore[no-untyped-call]
+            display(panel(name, self._find_shown(name, variable.strip())))  # type: ignore[no-untyped-call]
+
+    def _find_shown(self, panel: str, variable: str) -> object:
+        """Return the value of the notebook's variable that a panel is to show; None for the current cluster."""
+        found = self._shell.user_ns.get(variable)
+        if variable and panel == "shards" and not isinstance(found, SimulatedWorld):
+            watch_on_workers(variable)  # a variable of the workers' cells
+            return None
+        if variable and found is None:
+            raise UsageError(f"%panel {panel} {variable}: this notebook has no result in a variable of that name")
+        return found
 
     @line_magic
     @with_help
@@ -374,7 +387,8 @@ def register(shell: InteractiveShell) -> None:
             magics.sidebar = Sidebar(magics.commands, Modes(magics.auto, record))
             magics.lab_debugger = _lab_debugger(shell)
             admit_widgets()
-            _display_formatter(shell).for_type_by_name(*_REPORT, _display_report)
+            for type_name, panel_name in _RESULTS.items():
+                _display_formatter(shell).for_type_by_name(*type_name, functools.partial(_display_result, panel_name))
         process.warm()  # in the background: the first `%cluster start` then does not wait for torch to load
 
 
@@ -382,14 +396,14 @@ def _display_formatter(shell: Any) -> Any:
     return shell.display_formatter.ipython_display_formatter
 
 
-def _display_report(report: CompareReport) -> None:
-    """Display a report of a comparison as a panel; as text where widgets are not installed."""
+def _display_result(name: str, result: object) -> None:
+    """Display a result in the panel of this name; as text where widgets are not installed."""
     if not panel_names():
-        sys.stdout.write(f"{report}\n")
+        sys.stdout.write(f"{result}\n")
         return
-    from rpcbench.panels.compare import display_report  # here: widgets take a moment to load
+    from rpcbench.panels import panel  # here: widgets take a moment to load
 
-    display_report(report)
+    panel(name, result)._ipython_display_()
 
 
 def _lab_debugger(shell: Any) -> LabDebugger | None:
@@ -427,7 +441,8 @@ def unregister(shell: InteractiveShell) -> None:
         magics.assist.restore_kernel()
     if magics.sidebar is not None:
         magics.sidebar.close()
-    _display_formatter(shell).pop(".".join(_REPORT), None)
+    for type_name in _RESULTS:
+        _display_formatter(shell).pop(".".join(type_name), None)
     if magics.lab_debugger is not None:
         magics.lab_debugger.restore_kernel()
     magics.commands.stop_started_clusters()

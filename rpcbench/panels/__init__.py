@@ -1,4 +1,4 @@
-"""Live panels for notebooks: `rpcbench.panel(NAME)`, with the names in `PANELS`."""
+"""Panels for notebooks: `rpcbench.panel(NAME)`, with the names in `PANELS`, and those of results, in `ALL_PANELS`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from rpcbench.panels.base import Panel, Source
 from rpcbench.panels.compare import ComparePanel
 from rpcbench.panels.messages import MessagesPanel
 from rpcbench.panels.pipeline import PipelinePanel
+from rpcbench.panels.plan import PlanPanel
 from rpcbench.panels.rrefs import RRefPanel
 from rpcbench.panels.shards import ShardsPanel
 from rpcbench.panels.workers import WorkersPanel
 
 __all__ = [
-    "AutogradPanel", "ComparePanel", "MessagesPanel", "Panel", "PipelinePanel", "RRefPanel", "ShardsPanel", "Source",
-    "WorkersPanel", "panel",
+    "AutogradPanel", "ComparePanel", "MessagesPanel", "Panel", "PipelinePanel", "PlanPanel", "RRefPanel", "ShardsPanel",
+    "Source", "WorkersPanel", "panel",
 ]  # fmt: skip
 
 PANELS: dict[str, type[Panel]] = {
@@ -25,23 +26,28 @@ PANELS: dict[str, type[Panel]] = {
     "shards": ShardsPanel,
     "compare": ComparePanel,
 }
+"""Those that follow a cluster."""
+ALL_PANELS: dict[str, type[Panel]] = {**PANELS, "plan": PlanPanel}
 
 
-def panel(name: str, source: Source | None = None) -> Panel:
-    """Make a live panel.
+def panel(name: str, source: object = None) -> Panel:
+    """Make a panel.
 
     Args:
-        name: "workers", "rrefs", "autograd", "pipeline", "messages", "shards" or "compare".
-        source: what to show; by default the current cluster.
+        name: "workers", "rrefs", "autograd", "pipeline", "messages", "shards", "compare" or "plan".
+        source: what to show; by default the current cluster. "pipeline", "messages" and "shards" show a result of
+            `rpcbench.simulate`, "compare" one of `cluster.compare`, "plan" one of `rpcbench.plan`.
 
     Returns:
         A widget to display; `print` shows its present view as text.
 
     Raises:
         ValueError: for another name.
+        TypeError: the panel does not show this; "plan" needs a plan.
         RuntimeError: without a source, if no cluster runs.
     """
-    if name not in PANELS:
-        raise ValueError(f"no panel is called {name!r}: there are {', '.join(PANELS)}")
+    if name not in ALL_PANELS:
+        raise ValueError(f"no panel is called {name!r}: there are {', '.join(ALL_PANELS)}")
+    kind = ALL_PANELS[name]
     # `for_current_cluster` instead of a default source: some panels use another collector, or have buttons.
-    return PANELS[name].for_current_cluster() if source is None else PANELS[name](source)
+    return kind.for_current_cluster() if source is None else kind(kind.find_source(source))

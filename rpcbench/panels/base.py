@@ -33,12 +33,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import anywidget
 import traitlets
 from IPython.core.getipython import get_ipython
 
+from rpcbench.base.charts import shorten_words
 from rpcbench.base.conditions import Condition
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
@@ -56,6 +57,7 @@ _CALM = 0.25
 """Seconds between two looks up to which a user sees no delay; `_LONG_REST` applies below, `_REST` above."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """A source of worlds. One that does not stay live has a `phase`, as the collector has."""
 
@@ -277,6 +279,7 @@ class Panel(anywidget.AnyWidget):
 
     look: ClassVar[staticmethod[[World], View]]  # computes the view of a world
     sentence: ClassVar[str]  # shown instead of the widget without a kernel
+    wants: ClassVar[str] = "it shows the current cluster, and needs nothing more"  # what `rpcbench.panel` takes for it
 
     state = traitlets.Dict().tag(sync=True)  # {"version": number, "view": view}
     phase = traitlets.Dict().tag(sync=True)  # the fields of a `Phase`
@@ -298,6 +301,18 @@ class Panel(anywidget.AnyWidget):
     def for_current_cluster(cls) -> Self:
         """Make a panel of the current cluster."""
         return cls(collector.current_collector())
+
+    @classmethod
+    def find_source(cls, given: object) -> Source:
+        """Return the source of what `rpcbench.panel` was given. TypeError if this kind of panel does not show that."""
+        if isinstance(given, Source):
+            return given
+        raise cls.make_refusal(given)
+
+    @classmethod
+    def make_refusal(cls, given: object) -> TypeError:
+        """Return the error of what this kind of panel does not show."""
+        return TypeError(f"this panel does not show {shorten_words(repr(given), 60)}: {cls.wants}")
 
     def show_world(self, world: World) -> bool:
         """Send browsers the changes since the last call; return False if there are none. On the feed's thread."""
@@ -425,4 +440,4 @@ class Panel(anywidget.AnyWidget):
         return f"Stopped at {time.strftime('%H:%M', time.localtime(self.phase['at']))}. Before that:\n{view_text}"
 
     def __repr__(self) -> str:
-        return self.sentence
+        return (self._source.words or str(self)) if isinstance(self._source, Still) else self.sentence

@@ -47,6 +47,12 @@ function formatBytes(count) {
   return `${value.toFixed(power && value < 99.95 ? 1 : 0)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
+// Returns a time as text, in the unit that fits `unit`: ticks of one axis have one unit.
+function formatDuration(seconds, unit = seconds) {
+  if (unit >= 1) return `${+seconds.toPrecision(3)} s`;
+  return unit >= 1e-3 ? `${+(seconds * 1e3).toPrecision(3)} ms` : `${+(seconds * 1e6).toPrecision(3)} µs`;
+}
+
 // Rounds a positive number up to 1, 1.2, 1.5, 2 … times a power of ten, so that the scale of an axis rarely changes.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
@@ -182,7 +188,7 @@ const clockTime = (seconds) => {
 function panelState(phase, kernel, problem, isPaused) {
   // A kernel that restarts stops its cluster first: its restart tells more.
   const over = problem ? "failed" : isPaused ? "paused" : "live";
-  const kind = phase?.name === "record" ? "record" : kernel !== "there" ? kernel : phase?.name === "stopped" ? "stopped" : over;
+  const kind = ["record", "simulated"].includes(phase?.name) ? phase.name : kernel !== "there" ? kernel : phase?.name === "stopped" ? "stopped" : over;
   const [text, title] = STRINGS.common.states[kind];
   return { kind, text: kind === "stopped" ? `${text} ${clockTime(phase.at)}` : text, title };
 }
@@ -303,7 +309,7 @@ class Frame {
 
   // Shows a hint, [text, code], if there is nothing to draw; null removes it. A panel that is not live advises nothing.
   showHint(hint) {
-    const past = STRINGS.common.nothing[this.state.kind === "record" ? "record" : "stopped"];
+    const past = STRINGS.common.nothing[this.state.kind] ?? STRINGS.common.nothing.stopped;
     const [text, code] = !hint ? ["", ""] : this.isLive ? hint : [past, ""];
     if (this.hint.textContent !== text + code) this.hint.replaceChildren(text, ...(code ? [html("code", {}, code)] : []));
   }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from rpcbench.panels.base import Panel
+from rpcbench.panels.base import Panel, Source
+from rpcbench.telemetry.collector import RECORD
 from rpcbench.telemetry.compare_view import compare_view
 from rpcbench.telemetry.drawing import panel_script, panel_styles
-from rpcbench.telemetry.recording import Still
-
-if TYPE_CHECKING:
-    from rpcbench.compare.report import CompareReport
+from rpcbench.telemetry.recording import Still, make_lone_world
 
 _WITHOUT_CLUSTER = "A report that you have needs no cluster: `display(report)`, or `report` as the last line, shows it."
 
@@ -20,6 +18,7 @@ class ComparePanel(Panel):
 
     look = staticmethod(compare_view)
     sentence = "The last comparison, live while this notebook's kernel runs. Run the cell to see the panel."
+    wants = '`rpcbench.panel("compare", report)` shows a result of cluster.compare, without `report` the last one'
     _esm = panel_script("compare")
     _css = panel_styles("compare")
 
@@ -30,21 +29,12 @@ class ComparePanel(Panel):
         except RuntimeError as error:
             raise RuntimeError(f"{error} {_WITHOUT_CLUSTER}") from None
 
+    @classmethod
+    def find_source(cls, given: object) -> Source:
+        # here: these load torch.distributed.tensor
+        from rpcbench.compare.report import CompareReport
+        from rpcbench.compare.report_rows import report_tables
 
-class ReportPanel(ComparePanel):
-    """The panel of one report, which stays as it is."""
-
-    def __init__(self, report: CompareReport) -> None:
-        from rpcbench.compare.report_rows import report_tables  # here: it loads torch.distributed.tensor
-
-        self._text = str(report)
-        member = {"name": "notebook", "id": 0, "incarnation": 0, "state": "up", "left_out": 0}
-        super().__init__(Still({0: {**member, "tables": report_tables(report)}}))
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-def display_report(report: CompareReport) -> None:
-    """Display a report in a notebook: its panel with its text, and the still picture below."""
-    ReportPanel(report)._ipython_display_()
+        if isinstance(given, CompareReport):
+            return Still(make_lone_world(report_tables(given)), RECORD, str(given))
+        return super().find_source(given)

@@ -10,13 +10,14 @@ const STRINGS = {
       paused: ["Paused", "The picture stands still. Click to follow the cluster again."],
       stopped: ["Stopped", "It has ended. This is the last picture before that."],
       record: ["Record", "This plays a record, or shows one that has ended."],
+      simulated: ["Simulated", "It shows a simulation: none of it has run."],
       restarted: ["Kernel restarted", "This is the last picture of the former kernel. Run the cell again for a live one."],
       gone: ["No kernel", "This is the last picture of a kernel that has ended. Run the cell again for a live one."],
       cut: ["No connection", "The page does not reach the kernel now. This is the last picture that came."],
       failed: ["Stopped", "An error has ended the updates. This is the last picture before that."],
     },
     // Instead of advice, where a panel that is not live has nothing to draw.
-    nothing: { stopped: "Nothing was here at the end.", record: "Nothing is here at this moment of the record." },
+    nothing: { stopped: "Nothing was here at the end.", record: "Nothing is here at this moment of the record.", simulated: "" },
     // States of members, where they differ from those of the view.
     members: { left: "stopped", suspect: "no answer", stopped: "suspended" },
     help: "What does this panel show?",
@@ -396,6 +397,41 @@ const STRINGS = {
     many: "values in one square: wrong if one of them is",
     summand: "a summand of it",
     unlisted: "not listed",
+  },
+  plan: {
+    title: "Layouts",
+    help:
+      "Each point is a layout of the plan: the memory of its fullest rank to the right, the time of its step upwards. The " +
+      "dashed line is where the memory of the hardware ends; a cross behind it is a layout that does not fit. Layouts on " +
+      "which the program raises an error are listed below the picture. A click on a point, or the arrow keys, show its " +
+      "figures and the step of its slowest rank: a lane for compute, and one for the collectives of each group. Nothing of " +
+      "it has run: times and memory are simulated.",
+    pictureTip: "Layouts, picture: arrow keys choose a layout",
+    time: "step time",
+    timeLog: "step time, logarithmic",
+    memory: "most memory of a rank",
+    limit: (bytes) => `memory ends at ${bytes}`,
+    far: (bytes) => `memory ends at ${bytes} →`,
+    of: (bytes, all) => `${bytes} of ${all}`,
+    best: (name, time, memory) => `${name} is the fastest layout that fits: ${time} for a step, ${memory}.`,
+    noneFits: (name, memory) => `No layout fits. The smallest is ${name}: ${memory}.`,
+    allFail: "The program raises an error on each layout.",
+    step: (time) => `${time} for a step`,
+    peak: (share) => `${share} of the peak`,
+    tokens: (count) => `${count} tokens per second and rank`,
+    reserved: (bytes) => `torch's allocator reserves ${bytes}`,
+    fits: "fits",
+    tooLarge: "does not fit",
+    fails: (name) => `${name} fails`,
+    failing: "Layouts on which the program raises an error",
+    timeline: (name, role) => `A step of ${name}, ${role === "all" ? "the same on all ranks" : `of its slowest role, ${role}`}`,
+    beyond: (name, bytes) => `${name}: ${bytes} →`,
+    stats: {
+      ranks: (hardware) => `ranks of ${hardware}`,
+      fits: (count) => (count === 1 ? "fits" : "fit"),
+      "does not fit": (count) => (count === 1 ? "does not fit" : "do not fit"),
+      fails: (count) => (count === 1 ? "fails" : "fail"),
+    },
   },
   step: {
     help:

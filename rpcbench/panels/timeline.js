@@ -9,12 +9,6 @@ const kindOf = (op) => (op in WORDS.kinds ? op : "other");
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
 const stateOf = (op) => (op.failed ? "failed" : op.end === null ? "runs" : "ended");
 
-// Returns a time as text, in the unit that fits `unit`: ticks of one axis have one unit.
-function formatDuration(seconds, unit = seconds) {
-  if (unit >= 1) return `${+seconds.toPrecision(3)} s`;
-  return unit >= 1e-3 ? `${+(seconds * 1e3).toPrecision(3)} ms` : `${+(seconds * 1e6).toPrecision(3)} µs`;
-}
-
 // Returns the positions of rows and times in one picture; `key` changes with anything that moves all of them. `part`: that of
 // the time axis that is shown, null for all.
 function geometry(lanes, width, span, part, ghosts) {

@@ -24,6 +24,8 @@ _PHASES = {
     OPTIMIZER: Mark("▚", "purple", "paper", "optimizer"),
 }
 _COLLECTIVE = Mark("◇", "orange", "paper", "collective")
+TIMELINE_MARKS = (*_PHASES.values(), _COLLECTIVE)
+"""The kinds of bars of a timeline."""
 _COLOURS = dict(zip(CATEGORIES, ("blue", "purple", "indigo", "amber", "green", "dim"), strict=True))
 _GAP = 0.001  # share of the step: shorter idle times do not divide a bar
 _COLUMNS, _WIDE, _TALL, _LEFT, _TOP = 220, 660, 150, 120, 30  # of the memory picture; pixels but for the columns
@@ -34,7 +36,7 @@ def timeline_chart(timeline: RankTimeline, head: str) -> Chart:
     """Return the chart of one rank's step; times in milliseconds."""
     names = sorted({span.lane for span in timeline.spans}, key=lambda name: (name != "compute", name))
     bars = [bar for lane, name in enumerate(names) for bar in _merge_spans(timeline, lane, name)]
-    marks = tuple(mark for mark in (*_PHASES.values(), _COLLECTIVE) if any(bar.mark is mark for bar in bars))
+    marks = tuple(mark for mark in TIMELINE_MARKS if any(bar.mark is mark for bar in bars))
     legend = ", ".join(f"{mark.fill} {mark.name}" for mark in marks) + "; blank: idle"
     causes = sorted(timeline.causes.items(), key=lambda each: -each[1])
     shown = [each for each in causes if each[1] >= timeline.seconds * _GAP]

@@ -106,13 +106,14 @@ class LatencyProbes:
 
 
 class Phase(NamedTuple):
-    """Whether a source of worlds still changes: `live`, `stopped` at a time in seconds since 1970, or a `record`."""
+    """Whether a source of worlds still changes: `live`, `stopped` at a time in seconds since 1970, a `record`, or
+    `simulated`."""
 
     name: str
     at: float = 0.0
 
 
-LIVE, RECORD = Phase("live"), Phase("record")
+LIVE, RECORD, SIMULATED = Phase("live"), Phase("record"), Phase("simulated")
 Wake = Callable[[], None]
 SETTLE_SECONDS = 5.0
 """Default limit of waits for members' reports: a stopped process sends none."""

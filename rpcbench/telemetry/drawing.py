@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rpcbench.pipeline.simulate import MARKS
+from rpcbench.simulation.world_pictures import TIMELINE_MARKS
 from rpcbench.telemetry import worker_columns
 from rpcbench.telemetry.compare_view import PHASES, VERDICT_MARKS
 from rpcbench.telemetry.message_views import FAMILY_COLOURS, MESSAGE_FAMILIES, MESSAGE_STATES
@@ -29,6 +30,10 @@ _COLOURS: dict[str, dict[str, dict[str, str]]] = {
     "pipeline": {
         "op": {f"op-{kind}": mark.colour for kind, mark in MARKS.items()},
         "letter": {f"op-{kind}": mark.ink for kind, mark in MARKS.items()},
+    },
+    "plan": {
+        "phase": {f"phase-{mark.name.replace(' ', '-')}": mark.colour for mark in TIMELINE_MARKS},
+        "letter": {f"phase-{mark.name.replace(' ', '-')}": mark.ink for mark in TIMELINE_MARKS},
     },
     "rrefs": {"type": {f"type-{colour}": colour for colour in TYPE_COLOURS} | {"type-mixed": "dim"}},
     "shards": {
@@ -53,6 +58,7 @@ def lists_script() -> str:
         "compare": {"words": {word: mark.name for word, mark in VERDICT_MARKS.items()}, "phases": PHASES},
         "messages": {"families": families, "states": MESSAGE_STATES},
         "pipeline": {"kinds": {kind: mark.name.partition(" ")[2] for kind, mark in MARKS.items()}},
+        "plan": {"phases": [mark.name for mark in TIMELINE_MARKS]},
         "rrefs": {"states": RREF_STATES},
         "shards": {
             "parts": {key: mark.name for key, mark in SHARD_PARTS.items()},

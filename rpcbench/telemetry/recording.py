@@ -32,9 +32,9 @@ from typing import Any
 
 from rpcbench.base.conditions import Event, Listeners
 from rpcbench.base.files import replace_file
-from rpcbench.base.ids import MESSAGES
+from rpcbench.base.ids import MESSAGES, Table
 from rpcbench.telemetry import collector as collect
-from rpcbench.telemetry.collector import RECORD, Collector
+from rpcbench.telemetry.collector import RECORD, Collector, Phase
 from rpcbench.telemetry.message_views import drop_earlier_collectives
 from rpcbench.telemetry.record_schema import check_delta, check_type, make_type
 from rpcbench.telemetry.views import Delta, View, World, diff_views, patch_view
@@ -55,12 +55,12 @@ def save_text(path: str | Path, text: str) -> Path:
 
 
 class Still:
-    """A source of worlds, for panels, that never changes."""
+    """A source of worlds, for panels, that never changes. `words`: of a panel that shows it; else its view's."""
 
-    phase = RECORD
-
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, phase: Phase = RECORD, words: str = "") -> None:
         self._world = world
+        self.phase = phase
+        self.words = words
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Do nothing, as no change will come."""
@@ -69,6 +69,11 @@ class Still:
     def world(self) -> World:
         """Return the same world each time."""
         return self._world
+
+
+def make_lone_world(tables: dict[str, Table]) -> World:
+    """Return a world of the notebook alone, with these tables."""
+    return {0: {"name": "notebook", "id": 0, "incarnation": 0, "state": "up", "left_out": 0, "tables": tables}}
 
 
 FORMAT, VERSION = "rpcbench record", 1

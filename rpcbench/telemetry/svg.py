@@ -43,6 +43,7 @@ _KINDS = {
     "pieces": _Kind("shards", "Sharding", "models"),
     "logs": _Kind("workers", "Workers"),
     "comparisons": _Kind("compare", "Comparison"),
+    "plans": _Kind("plan", "Layouts"),
     "held": _Kind("step", "Held messages"),
 }
 

@@ -141,6 +141,35 @@ def make_by_hand(mesh):
     "cluster.compare(reference=(make_model, step), parallel=(make_by_hand, step), mesh={'tp': 4})",
 ]
 
+# Blocks with fully_shard, and tensor parallelism or none, on all meshes of 64 GPUs.
+PLANNED = """import torch, rpcbench
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+def program(mesh):
+    dp, tp = mesh["dp"].size(), mesh["tp"].size()
+    if tp > 16:
+        raise ValueError(f"16 heads do not go into {tp} pieces")
+    blocks = [nn.Sequential(nn.Linear(8192, 32768), nn.GELU(), nn.Linear(32768, 8192)) for _ in range(36)]
+    model = nn.Sequential(*blocks)
+    for block in blocks:
+        if tp > 1:
+            parallelize_module(block, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        if dp > 4:
+            fully_shard(block, mesh=mesh["dp"])
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model(torch.randn(65536 // dp, 8192)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+layouts = rpcbench.plan(program, 64, "a100", tokens=65536)
+layouts"""
+
 # A backward pass that takes its time, and a moment in the middle of it. From then on the panel stands still.
 BACKWARD = [
     "%panel autograd",
@@ -270,6 +299,14 @@ def of_compare(shots: Shots) -> None:
     shots.take(notebook.page, "compare")
 
 
+def of_plan(shots: Shots) -> None:
+    """The layouts of a plan, and the step of the best one."""
+    notebook = shots.open(1, [PLANNED], 1500)
+    shots.run(notebook, PLANNED)
+    notebook.page.locator(".rb-plan .rb-bar").first.wait_for()
+    shots.take(notebook.page, "plan")
+
+
 def of_autograd(shots: Shots) -> None:
     """A backward pass in its middle."""
     notebook = shots.open(3, BACKWARD, 1400)
@@ -323,6 +360,7 @@ PANELS = {
     "collectives": of_collectives,
     "shards": of_shards,
     "compare": of_compare,
+    "plan": of_plan,
     "autograd": of_autograd,
     "training": of_training,
 }

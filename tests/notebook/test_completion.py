@@ -12,7 +12,7 @@ from worlds import PATIENCE, stop
 from rpcbench.cells.shell import Names
 from rpcbench.notebook.completion import Assist, RemoteCode, Vocabulary
 from rpcbench.notebook.parsers import MagicParser, cluster_line, remote_line
-from rpcbench.panels import PANELS
+from rpcbench.panels import ALL_PANELS
 
 pytestmark = pytest.mark.process
 
@@ -205,7 +205,7 @@ def test_words_of_a_line():
     assert words.words_after("%cluster", ["use", "main"]) == []
     assert words.words_after("%cluster", ["stop"]) == []
     assert words.words_after("%%step", ["worker1"]) == ["all", "some", "--hold", "--of"]
-    assert words.words_after("%panel", []) == [*PANELS] and words.words_after("%panel", ["shards"]) == []
+    assert words.words_after("%panel", []) == [*ALL_PANELS] and words.words_after("%panel", ["shards"]) == []
     assert words.words_after("%chaos", ["drop="]) == ["off", "duplicate=", "delay=", "seed=", "kill="]
     assert words.words_after("%autoremote", []) == ["worker1", "all", "some", "off"]
 

@@ -313,7 +313,24 @@ def test_redirections_hold_for_remote_output(kernel):
 def test_a_panel_is_shown_by_name(kernel):
     assert "application/vnd.jupyter.widget-view+json" in kernel.run("%panel rrefs").results[0]
     assert "say which panel to show: workers, rrefs" in kernel.run("%panel nope").text
-    assert "only %panel shards takes a variable" in kernel.run("%panel rrefs model").text
+    assert "this notebook has no result in a variable of that name" in kernel.run("%panel plan layouts").text
+    kernel.run("text = 'no result'")
+    assert "this panel does not show 'no result': it shows the current cluster" in kernel.run("%panel rrefs text").text
+    assert "`%panel plan NAME` show the result of rpcbench.plan" in kernel.run("%panel plan").text
+
+
+PLANNED = """\
+import torch, rpcbench
+def program(mesh):
+    return lambda: torch.nn.Linear(32, 32)(torch.ones(64 // mesh["dp"].size(), 32)).sum().backward()
+layouts = rpcbench.plan(program, 2, "a100", dimensions=["dp"])
+layouts"""
+
+
+def test_a_plan_is_a_panel_as_the_last_line_and_by_its_name(kernel):
+    made = kernel.run(PLANNED)
+    assert "application/vnd.jupyter.widget-view+json" in made.results[0] and "dp 2" in made.results[0]["text/plain"]
+    assert "application/vnd.jupyter.widget-view+json" in kernel.run("%panel plan layouts").results[0]
 
 
 def test_the_sharding_panel_watches_a_variable_of_the_workers(kernel):

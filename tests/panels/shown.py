@@ -7,7 +7,7 @@ import re
 
 from pictures import ask, compare, gpipe, launch, meet, own, record, run_backward, send, tell, use, value, watch, world
 
-from rpcbench.panels import PANELS
+from rpcbench.panels import ALL_PANELS, PANELS
 from rpcbench.telemetry.views import diff_views
 
 PICTURES = [name for name in PANELS if name not in ("workers", "shards", "compare")]  # drawn as one SVG of workers
@@ -19,7 +19,7 @@ class Shown:
 
     def __init__(self, page, name):
         self.page = page
-        self.kind = PANELS[name]
+        self.kind = ALL_PANELS[name]
         self.index = self.version = 0
         self.view = {}
 

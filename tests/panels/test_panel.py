@@ -215,6 +215,21 @@ def test_an_unknown_name_lists_the_panels():
         panels.panel("rref", Source())
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("pipeline", 3, "this panel does not show 3: "),
+        ("rrefs", [1, 2], r"does not show \[1, 2\]: it shows the current cluster, and needs nothing more"),
+        ("compare", 3, "does not show 3: .* a result of cluster.compare"),
+        ("plan", Source(), "does not show .*: .* the result of rpcbench.plan"),
+        ("plan", None, "a cluster has no plan to show: .* the result of rpcbench.plan"),
+    ],
+)
+def test_what_a_panel_does_not_show_is_refused_with_what_it_takes(name, given, words):
+    with pytest.raises(TypeError, match=words):
+        panels.panel(name, given)
+
+
 class Handles:
     """Stands in for IPython's handle of an output; notes what is shown in all of them."""
 
