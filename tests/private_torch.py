@@ -113,7 +113,11 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached
         torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear
         torch.distributed.tensor._redistribute.clear_redistribute_planner_cache
-        torch.distributed.tensor.debug._clear_sharding_prop_cache torch._foreach_copy_ torch._foreach_zero_""",
+        torch.distributed.tensor.debug._clear_sharding_prop_cache torch._foreach_copy_ torch._foreach_zero_
+        torch.cuda._lazy_init torch.distributed.distributed_c10d._new_process_group_helper
+        torch.ops.c10d._allgather_base_.default torch.ops.c10d._reduce_scatter_base_.default
+        torch.ops.aten._local_scalar_dense torch.utils.data.dataloader._BaseDataLoaderIter
+        torch._C._swap_tensor_impl""",
     "workers that start at once": "torch._dynamo torch._inductor.config",
 }
 OTHERS = {  # private names that are not torch's → whose they are

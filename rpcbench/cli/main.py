@@ -1,4 +1,4 @@
-"""`rpcbench demo | lessons | lab | run | launch | secret`: parses arguments, then imports the parts that do the work.
+"""`rpcbench demo | lessons | lab | run | launch | simulate | secret`: parses arguments, then imports what does it.
 
 `python -m rpcbench` is the same. No heavy module is imported before it is needed, so `rpcbench --help` is fast. An
 `RpcError` explains itself, so it is printed without a traceback; any other error is a bug and has one. `run` and `lab`
@@ -45,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split off the arguments for the program behind a subcommand."""
     # Before argparse, which would take options of that program for its own.
+    if arguments[:1] == ["simulate"] and "--" in arguments:
+        place = arguments.index("--")
+        return arguments[:place], arguments[place + 1 :]
     passes_on = arguments[:1] in (["run"], ["launch"], ["lab"]) and arguments[1:2] not in (["-h"], ["--help"])
     return (arguments[:1], arguments[1:]) if passes_on else (arguments, [])
 
@@ -73,6 +76,13 @@ def _make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     launch.set_defaults(run=_launch)
 
+    _add_simulate(commands.add_parser(
+        "simulate", help="play a script as ranks that are not there: memory, collectives and time of a step",
+        usage="rpcbench simulate [-m] script.py --mesh dp=16,tp=8 [options] [-- arguments of the script]",
+        epilog="The script is one that torchrun starts. The step is the one between the second and the third return of "
+        "optimizer.step(). In its arguments {dp} stands for the size of the dimension dp.",
+    ))  # fmt: skip
+
     lessons = commands.add_parser("lessons", help="copy the lessons, with what they need, to a new folder")
     lessons.add_argument("folder", type=Path, nargs="?", help="the new folder (rpcbench-course)")
     lessons.set_defaults(run=_lessons)
@@ -88,6 +98,28 @@ def _make_parser() -> argparse.ArgumentParser:
     secret.add_argument("path", type=Path, metavar="PATH", help="the new file")
     secret.set_defaults(run=_secret)
     return parser
+
+
+def _add_simulate(simulate: argparse.ArgumentParser) -> None:
+    simulate.add_argument("script", help="a file, or with -m a module")
+    simulate.add_argument("-m", dest="is_module", action="store_true", help="the script is a module")
+    simulate.add_argument("--mesh", type=_parse_mesh, required=True, metavar="dp=16,tp=8", help="outermost first")
+    simulate.add_argument("--hardware", default="h100", help="as rpcbench.hardware names it (h100)")
+    simulate.add_argument("--tokens", type=_parse_positive, metavar="N", help="tokens of one step of the whole world")
+    simulate.add_argument("--values", type=float, metavar="X", help="what each read of a tensor's value returns")
+    simulate.add_argument("--save", type=Path, metavar="FILE", help="write the step here, for ui.perfetto.dev")
+    simulate.add_argument("--layouts", action="store_true", help="compare all meshes of so many ranks")
+    simulate.set_defaults(run=_simulate)
+
+
+def _parse_mesh(text: str) -> dict[str, int]:
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.strip().partition("=")
+        if not name.isidentifier() or not size.isdecimal() or int(size) < 1 or name in mesh:
+            raise argparse.ArgumentTypeError(f"{text!r} is no mesh: give each dimension once, as dp=16,tp=8")
+        mesh[name] = int(size)
+    return mesh
 
 
 def _parse_positive(text: str) -> int:
@@ -133,6 +165,13 @@ def _launch(options: argparse.Namespace) -> None:
     from rpcbench.distributed import launch
 
     launch.launch(options.rest)
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    """Simulate a script, and print the report."""
+    from rpcbench.cli import simulate_command
+
+    simulate_command.print_simulation(options)
 
 
 def _lab(options: argparse.Namespace) -> None:

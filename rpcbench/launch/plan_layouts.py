@@ -8,13 +8,19 @@ Guarantees
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-from rpcbench.launch.cluster import Cluster
-from rpcbench.launch.simulate_programs import Program, describe_hardware, find_roles, play_rank
+from rpcbench.launch.simulate_programs import (
+    Place,
+    Program,
+    describe_hardware,
+    find_roles,
+    play_on_workers,
+    play_rank,
+)
 from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.rank_log import RankLog
 from rpcbench.simulation.simulated_world import SimulatedWorld, format_seconds
@@ -101,7 +107,16 @@ def plan(
     >>> [layout.name for layout in sorted(rpcbench.plan(program, 4, "a100").layouts, key=lambda each: each.name)]
     ['dp 2, tp 2', 'dp 4', 'tp 4']
     """
-    described = describe_hardware(hardware)
+    play_all = partial(play_on_workers, partial(_try_rank, program))
+    return plan_with(play_all, ranks, describe_hardware(hardware), dimensions, most, tokens)
+
+
+def plan_with(
+    play_all: Callable[[Sequence[Place]], list[RankLog | str]], ranks: int, hardware: Hardware,
+    dimensions: Sequence[str], most: Mapping[str, int] | None = None, tokens: int | None = None,
+) -> LayoutPlan:  # fmt: skip
+    """Let `play_all` play the roles of all meshes, each to a log or to the text of an error, and return the plan. See
+    `plan`."""
     limits = dict(most or {})
     meshes = [
         mesh for mesh in enumerate_meshes(ranks, dimensions)
@@ -109,15 +124,12 @@ def plan(
     ]  # fmt: skip
     if not meshes:
         raise ValueError(f"no mesh of {', '.join(dimensions)} with at most {limits} has {ranks} ranks")
-    plays = [(n, role.rank) for n, mesh in enumerate(meshes) for role in find_roles(mesh, None)]
-    with Cluster(min(len(plays), os.cpu_count() or 1)) as players:
-        played = players.map(lambda play: _try_rank(program, meshes[play[0]], play[1]), plays)
-        results = dict(zip(plays, played, strict=True))
+    places = [(mesh, role.rank) for mesh in meshes for role in find_roles(mesh, None)]
+    played = list(zip(places, play_all(places), strict=True))
     layouts = [
-        _make_layout(mesh, [result for (at, _), result in results.items() if at == n], described, tokens)
-        for n, mesh in enumerate(meshes)
+        _make_layout(mesh, [result for (of, _), result in played if of is mesh], hardware, tokens) for mesh in meshes
     ]
-    return LayoutPlan(tuple(sorted(layouts, key=_order_of)), described)
+    return LayoutPlan(tuple(sorted(layouts, key=_order_of)), hardware)
 
 
 def enumerate_meshes(ranks: int, dimensions: Sequence[str]) -> Iterator[dict[str, int]]:

@@ -14,7 +14,8 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import psutil
 
@@ -31,6 +32,9 @@ __all__ = ["measure_hardware", "simulate"]
 
 Program = Callable[..., Callable[[], Any]]
 """Takes a mesh, or nothing; returns a step, a function without arguments."""
+Place = tuple[Mapping[str, int], int]
+"""A mesh, and a rank of it."""
+T = TypeVar("T")
 _STAGES = "pp"  # the dimension of a mesh along which programs differ
 _UNEVEN = 0.02  # share of their bytes by which two ranks of one role may differ
 _WARM_UP = 1  # steps before the one that is recorded: they make the states of optimizers
@@ -70,18 +74,32 @@ def simulate(
     >>> world.ranks
     64
     """
-    described = describe_hardware(hardware)
+    play_all = partial(play_on_workers, partial(play_rank, program))
+    return simulate_with(play_all, mesh, describe_hardware(hardware), tokens, ranks)
+
+
+def play_on_workers(play: Callable[[Mapping[str, int], int], T], places: Sequence[Place]) -> list[T]:
+    """Play ranks on workers of a cluster of their own, which plays as many at once as there are cores."""
+    with Cluster(min(len(places), os.cpu_count() or 1)) as players:
+        return list(players.map(lambda place: play(*place), places, progress=False))
+
+
+def simulate_with(
+    play_all: Callable[[Sequence[Place]], list[RankLog]], mesh: Mapping[str, int], hardware: Hardware,
+    tokens: int | None = None, ranks: Sequence[int] | None = None,
+) -> SimulatedWorld:  # fmt: skip
+    """Let `play_all` play the roles of a mesh and a second rank of the first one, and return the world of their logs.
+    See `simulate`."""
     if any(size < 1 for size in mesh.values()) or not mesh:
         raise ValueError(f"a mesh has sizes of at least 1, and not {dict(mesh)}")
     roles = find_roles(mesh, ranks)
     twin = _find_twin(mesh, roles)
     played = [role.rank for role in roles] + ([] if twin is None else [twin])
-    with Cluster(min(len(played), os.cpu_count() or 1)) as players:
-        logs = list(players.map(lambda rank: play_rank(program, mesh, rank), played, progress=False))
+    logs = play_all([(mesh, rank) for rank in played])
     remarks = sorted({remark for log in logs for remark in log.assumed})
     if twin is not None and (difference := _find_difference(logs[0], logs.pop())):
         remarks.append(f"ranks {roles[0].rank} and {twin} count as equal, and are not: {difference}")
-    return SimulatedWorld(dict(mesh), described, roles, logs, tokens, remarks)
+    return SimulatedWorld(dict(mesh), hardware, roles, logs, tokens, remarks)
 
 
 def describe_hardware(hardware: str | Hardware) -> Hardware:
@@ -134,11 +152,11 @@ def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
     from torch.distributed.device_mesh import init_device_mesh
 
     from rpcbench.simulation.fake_operators import FakeOperators
-    from rpcbench.simulation.fake_world import fake_world
+    from rpcbench.simulation.fake_world import RankPlace, fake_world
     from rpcbench.simulation.rank_recorder import RankRecorder
 
     recorder, operators = RankRecorder(rank), FakeOperators()
-    with fake_world(rank, math.prod(mesh.values()), recorder.mark_gradients), operators, recorder:
+    with fake_world(RankPlace(rank, math.prod(mesh.values())), recorder.mark_gradients), operators, recorder:
         places = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
         torch.manual_seed(0)
         step = program(places) if inspect.signature(program).parameters else program()

@@ -5,11 +5,14 @@ Guarantees
   So the counts of experts may be read, sent to other ranks, and split a tensor.
 - Small tensors have values if these follow from such counts, or from numbers of the program. A collective gives
   them the values that it would if all ranks had the same; where that is not known, they have none.
+- A value that is not known is an error when it is read, or `values`, where that is given; the report says so.
+- What `torch.compile` gets runs as it was written; the report says so.
 - A wait returns the tensor that was waited for, as on a real rank, and not another one.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.distributed.torch_ops import TORCH_OPS
-from rpcbench.simulation.fake_world import replace_attribute
+from rpcbench.simulation.patches import replace_attribute
 
 _MOST_KNOWN = 2**16  # elements of a tensor whose values are kept
 _WITHOUT_VALUES = {"empty_like", "new_empty", "new_empty_strided"}
@@ -32,31 +35,39 @@ _EXCHANGES = {  # operator → where its result is, if it is an argument, and it
     "alltoall_base_": (0, 1), "all_to_all_single": (None, 0),
     "_allgather_base_": (0, 1), "all_gather_into_tensor": (None, 0),
 }  # fmt: skip
+_TOGETHER = {  # operator of several tensors → that of one, which has a form without data
+    "allgather_into_tensor_coalesced_": torch.ops.c10d._allgather_base_.default,
+    "reduce_scatter_tensor_coalesced_": torch.ops.c10d._reduce_scatter_base_.default,
+}
 _GATHERS = {"_allgather_base_", "all_gather_into_tensor"}
 
 
 class FakeOperators(TorchDispatchMode):
-    """Runs these operators; enter it within `fake_world`."""
+    """Runs these operators; enter it within `fake_world`. `values`: of a tensor whose value is read and not known."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: float | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.remarks: list[str] = []
-        self._limit = replace_attribute(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST_KNOWN)
+        self._values = values
+        self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> FakeOperators:
-        self._limit.__enter__()
+        self._exits.enter_context(replace_attribute(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST_KNOWN))
+        self._exits.enter_context(replace_attribute(torch, "compile", self._leave_uncompiled))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._limit.__exit__(*error)
+        self._exits.close()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = function._opname
         if name == "wait_tensor":
             return args[0]
+        if name == "_local_scalar_dense" and self._values is not None and _values_of(args[0]) is None:
+            return self._assume_value(args[0], self._values)
         if name in ("bincount", "histc") and (bins := _bins_of(name, args, kwargs)):
             return self._count_evenly(args[0], bins)
         if name == "repeat_interleave" and (repeats := _values_of(args[0])) is not None:
@@ -69,10 +80,23 @@ class FakeOperators(TorchDispatchMode):
             _set_values(result, None)
         return result
 
+    def _add_remark(self, text: str) -> None:
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+    def _leave_uncompiled(self, model: Any = None, **options: Any) -> Any:
+        self._add_remark("torch.compile is not simulated: what it compiles runs as it was written")
+        return (lambda function: function) if model is None else model
+
+    def _assume_value(self, tensor: Tensor, value: float) -> float:
+        """Return the value that the program reads: of a comparison, False."""
+        if tensor.dtype == torch.bool:
+            value = False
+        self._add_remark(f"{calling_site()}: values that are read here are assumed to be {value}")
+        return value if tensor.is_floating_point() or tensor.dtype == torch.bool else int(value)
+
     def _count_evenly(self, counted: Tensor, bins: int) -> Tensor:
-        remark = f"{calling_site()}: counts are assumed to be even, as many of each of {bins}"
-        if remark not in self.remarks:
-            self.remarks.append(remark)
+        self._add_remark(f"{calling_site()}: counts are assumed to be even, as many of each of {bins}")
         counts: Tensor = torch.ops.aten.new_empty.default(
             counted, [bins], dtype=None if counted.is_floating_point() else torch.int64
         )
@@ -106,6 +130,14 @@ def _set_values(tensor: Any, values: Tensor | None) -> None:
 
 def _exchange(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run a collective, and give its result the values that follow from those of its input."""
+    if function._opname == "allreduce_coalesced_":
+        tensors, group, reduce_op, *others = args
+        return torch.ops.c10d.allreduce_.default(tensors, group, reduce_op, None, *others, **kwargs)[1]
+    if (single := _TOGETHER.get(function._opname)) is not None:
+        outputs, inputs, boxed, *others = args
+        group = c10d.ProcessGroup.unbox(boxed)  # boxed anew for each, as torch compares no boxes
+        made = [single(*pair, group.boxed(), *others, **kwargs) for pair in zip(outputs, inputs, strict=True)]
+        return made[-1][1]
     place, source = _EXCHANGES.get(function._opname, (None, 0))
     given = _values_of(args[source]) if function._opname in _EXCHANGES else None
     for tensor in tree_leaves((args, kwargs)):

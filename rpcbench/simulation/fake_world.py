@@ -6,7 +6,8 @@ Guarantees
 - DistributedDataParallel, FSDP and DTensor run their own code. The parts of it that need data are
   replaced, and listed here: DDP's check that all ranks have equal parameters, and its future of an all-reduce; the
   arithmetic of a mesh and the order of DDP's buckets, which are computed with data; the copy of a tensor by
-  `copy.deepcopy`.
+  `copy.deepcopy`, and the change of a module's device or type.
+- A DataLoader loads its data: samplers and data sets read values, and the program gets the batch without them.
 - Operators by which DTensor finds a result's shape are not seen: they are no work of a rank.
 - A program that reads a value gets a SimulationError that names the line and the way to give the value.
 """
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
+import inspect
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as c10d
@@ -39,35 +41,82 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.tensor import _redistribute, debug
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from rpcbench.base.errors import SimulationError
 from rpcbench.runtime.handles import is_user_file
+from rpcbench.simulation.fake_cuda import play_cuda_on_cpu
+from rpcbench.simulation.fake_groups import make_groups_fake
+from rpcbench.simulation.patches import replace_attribute, run_with_data
+
+
+class RankPlace(NamedTuple):
+    """The place of a rank in its world."""
+
+    rank: int
+    size: int
+    ranks_per_host: int = 8
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank % self.ranks_per_host
+
+    @property
+    def local_size(self) -> int:
+        return min(self.size, self.ranks_per_host)
+
+    def torchrun_variables(self) -> dict[str, str]:
+        """Return the environment variables that torchrun sets on this rank."""
+        host = self.rank // self.ranks_per_host
+        numbers = {
+            "RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank, "GROUP_RANK": host,
+            "LOCAL_WORLD_SIZE": self.local_size, "ROLE_RANK": self.rank, "ROLE_WORLD_SIZE": self.size,
+            "GROUP_WORLD_SIZE": -(-self.size // self.ranks_per_host), "MASTER_PORT": 29500,
+            "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
+        }  # fmt: skip
+        texts = {"MASTER_ADDR": "localhost", "TORCHELASTIC_RUN_ID": "simulation", "ROLE_NAME": "default"}
+        return texts | {name: str(number) for name, number in numbers.items()}
 
 
 @contextlib.contextmanager
-def fake_world(rank: int, size: int, bucket_found: Callable[[Tensor], None]) -> Iterator[FakeTensorMode]:
-    """Be rank `rank` of `size` within the block. SimulationError where this process has a process group already.
+def fake_world(
+    place: RankPlace, bucket_found: Callable[[Tensor], None], has_group: bool = True
+) -> Iterator[FakeTensorMode]:
+    """Be a rank of a world within the block. SimulationError where this process has a process group already.
 
-    `bucket_found` is called with each bucket of gradients that DistributedDataParallel sends.
+    Args:
+        place: Of the rank.
+        bucket_found: Called with each bucket of gradients that DistributedDataParallel sends.
+        has_group: Whether there is a default group; False: the program makes it.
     """
     if c10d.is_initialized():
         raise SimulationError("this process has a process group already, so it cannot play a rank of another world")
-    c10d.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(make_groups_fake(place.rank, place.size))
+            if has_group:
+                c10d.init_process_group()
+            stack.enter_context(play_cuda_on_cpu(place.local_rank, place.local_size))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "DTensor random operators")  # on a CPU, where they have no values here
             stack.enter_context(_compute_meshes_with_data())
             stack.enter_context(_propagate_shapes_unseen())
             stack.enter_context(_make_ddp_without_data(bucket_found))
             stack.enter_context(_take_stages_as_given())
+            for loader, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
+                stack.enter_context(replace_attribute(loader, name, run_with_data(vars(loader)[name])))
             stack.enter_context(replace_attribute(FakeTensor, "__deepcopy__", _copy_tensor))
+            swap = _swap_with_weak_references(torch.utils.swap_tensors)
+            stack.enter_context(replace_attribute(torch.utils, "swap_tensors", swap))
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(explain_errors())
             yield mode
     finally:
-        c10d.destroy_process_group()
+        if c10d.is_initialized():
+            c10d.destroy_process_group()
         _forget_meshes()
 
 
@@ -79,41 +128,12 @@ def _forget_meshes() -> None:
 
 
 @contextlib.contextmanager
-def replace_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute within the block."""
-    own = vars(holder)
-    is_own, before = name in own, own.get(name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(holder, name, before)
-        else:
-            delattr(holder, name)
-
-
-@contextlib.contextmanager
 def _compute_meshes_with_data() -> Iterator[None]:
     """Let meshes compute their ranks, which are data, outside of the fake mode."""
     with contextlib.ExitStack() as stack:
         for name in ("__init__", "__getitem__", "_concatenate", "_unflatten", "_flatten"):
-            stack.enter_context(replace_attribute(DeviceMesh, name, _run_with_data(vars(DeviceMesh)[name])))
+            stack.enter_context(replace_attribute(DeviceMesh, name, run_with_data(vars(DeviceMesh)[name])))
         yield
-
-
-def _run_with_data(found: Any) -> Any:
-    function = found.__func__ if isinstance(found, staticmethod) else found
-
-    @functools.wraps(function)
-    def run(*args: Any, **options: Any) -> Any:
-        with _disable_current_modes():
-            for name, value in options.items():
-                if isinstance(value, FakeTensor):  # the ranks, which `init_device_mesh` has counted within the mode
-                    options[name] = torch.arange(value.numel())
-            return function(*args, **options)
-
-    return staticmethod(run) if isinstance(found, staticmethod) else run
 
 
 @contextlib.contextmanager
@@ -133,6 +153,7 @@ def _propagate_shapes_unseen() -> Iterator[None]:
 def _make_ddp_without_data(bucket_found: Callable[[Tensor], None]) -> Iterator[None]:
     """Let DistributedDataParallel neither compare nor send parameters when it is made, and reduce by a hook."""
     make: Any = DistributedDataParallel.__init__
+    signature = inspect.signature(make)
     prepare: Any = DistributedDataParallel._pre_forward
     register: Any = DistributedDataParallel.register_comm_hook
     with_hook: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -142,7 +163,9 @@ def _make_ddp_without_data(bucket_found: Callable[[Tensor], None]) -> Iterator[N
         register(self, *args, **options)
 
     def make_without_data(self: Any, *args: Any, **options: Any) -> None:
-        make(self, *args, **{**options, "init_sync": False})
+        given = signature.bind(self, *args, **options)
+        given.arguments.update(init_sync=False, device_ids=None, output_device=None)
+        make(*given.args, **given.kwargs)
 
     def prepare_with_hook(self: Any, *args: Any, **options: Any) -> Any:
         if self not in with_hook:
@@ -171,6 +194,19 @@ def _copy_tensor(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
         vars(made).update(copy.deepcopy(own, memo))
     copied: Tensor = memo[id(tensor)]
     return copied
+
+
+def _swap_with_weak_references(swap: Any) -> Any:
+    """Return the swap by which modules change device or type, which torch refuses for tensors with weak references."""
+
+    def swap_tensors(first: Tensor, second: Tensor) -> None:
+        if not isinstance(first, FakeTensor) or not isinstance(second, FakeTensor):
+            swap(first, second)
+            return
+        torch._C._swap_tensor_impl(first, second)
+        first.fake_device, second.fake_device = second.fake_device, first.fake_device
+
+    return swap_tensors
 
 
 class _IndicesWithData(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -225,7 +261,8 @@ def explain_errors() -> Iterator[None]:
     except DataDependentOutputException as error:
         raise SimulationError(
             f"{_place_of(error)} reads the value of a tensor ({error.func}), and a simulated rank has none: give it by "
-            "rpcbench.simulated_value(tensor, value), which is the value here and the tensor's own in a real run"
+            "rpcbench.simulated_value(tensor, value), which is the value here and the tensor's own in a real run; "
+            "`rpcbench simulate script.py --values 1.0` gives all"
         ) from error
     except DynamicOutputShapeException as error:
         raise SimulationError(

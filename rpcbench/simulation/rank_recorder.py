@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.cpu
+import torch.cuda
 import torch.distributed as c10d
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeWork
@@ -47,10 +48,10 @@ from rpcbench.distributed.torch_ops import (
 )
 from rpcbench.runtime.handles import tensor_bytes
 from rpcbench.simulation.fake_operators import group_of_call
-from rpcbench.simulation.fake_world import replace_attribute
 from rpcbench.simulation.memory import MemoryBook
 from rpcbench.simulation.module_paths import ModuleWatch
 from rpcbench.simulation.operator_counts import count_bytes, count_flops, kind_of_operator
+from rpcbench.simulation.patches import replace_attribute, replace_attributes
 from rpcbench.simulation.rank_log import (
     BACKWARD,
     COMPUTE,
@@ -150,7 +151,9 @@ class RankRecorder(TorchDispatchMode):
             return result
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if function.namespace == "c10d":
+        if function._opname == "_local_scalar_dense" and args[0].constant is None:
+            self.add_action(Synchronize())  # a value that a GPU has computed
+        elif function.namespace == "c10d":
             self._record_c10d(function, args, result, part)
         elif function._opname == "wait_tensor":
             self._wait_for_tensor(args[0])
@@ -306,10 +309,16 @@ def _resize_and_count(memory: MemoryBook) -> Callable[[torch.UntypedStorage, int
 
 @contextlib.contextmanager
 def _record_streams(recorder: RankRecorder) -> Iterator[None]:
-    """Put streams and events that record in the place of those of `torch.cpu`, which do nothing."""
+    """Put streams and events that record in the place of those of `torch.cpu`, which do nothing, and `torch.cuda`."""
 
     class RecordingEvent(torch.cpu.Event):
         number = 0
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            """Take the arguments of CUDA's events."""
+
+        def elapsed_time(self, end: Any) -> float:
+            return torch.empty(()).item()  # a value as that of a tensor, which is not known
 
         def record(self, stream: Any = None) -> RecordingEvent:  # type: ignore[override]
             self.number = recorder.new_event()
@@ -325,6 +334,12 @@ def _record_streams(recorder: RankRecorder) -> Iterator[None]:
             recorder.add_action(Synchronize())
 
     class RecordingStream(torch.cpu.Stream):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            """Take the arguments of CUDA's streams."""
+
+        def query(self) -> bool:
+            return True
+
         def record_event(self, event: Any = None) -> RecordingEvent:  # type: ignore[override]
             recorded: RecordingEvent = (event or RecordingEvent()).record(self)
             return recorded
@@ -339,11 +354,11 @@ def _record_streams(recorder: RankRecorder) -> Iterator[None]:
             recorder.add_action(Synchronize())
 
     default = RecordingStream()
-    with (
-        replace_attribute(torch.cpu, "Event", RecordingEvent),
-        replace_attribute(torch.cpu, "Stream", RecordingStream),
-        replace_attribute(torch.cpu, "_default_cpu_stream", default),
-        replace_attribute(torch.cpu, "_current_stream", default),
-        replace_attribute(torch.cpu, "synchronize", lambda device=None: recorder.add_action(Synchronize())),
-    ):
+    shared: dict[str, Any] = {
+        "Event": RecordingEvent, "Stream": RecordingStream, "current_stream": torch.cpu.current_stream,
+        "stream": torch.cpu.stream, "synchronize": lambda device=None: recorder.add_action(Synchronize()),
+    }  # fmt: skip
+    of_cpu = {"_default_cpu_stream": default, "_current_stream": default, **shared}
+    of_cuda = {"default_stream": lambda device=None: default, "StreamContext": torch.cpu.StreamContext, **shared}
+    with replace_attributes(torch.cpu, of_cpu), replace_attributes(torch.cuda, of_cuda):
         yield
