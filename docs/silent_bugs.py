@@ -74,8 +74,24 @@ KINDS = (
         "in the fourth digit. Averages mix its gradients with those of the others, so that no rank looks special "
         "afterwards.",
         "The curves lie on each other.",
-        DP4, ("forward", "1"), "rank 3 alone differs",
+        DP4, ("forward", "1"), "on rank 3 alone",
         ("other_eps_on_rank_3",),
+    ),
+    Kind(
+        "other-option",
+        "An option that only one program has",
+        "The loss on the ranks has no label smoothing.",
+        "The loop in one process smooths its labels. The loop for many ranks was written later, and calls the loss "
+        "with its default options. Outputs are right, all shapes are right, and the loss is a good one: of another "
+        "task. The same happens to the momentum of a norm, to padding that one loss ignores, to weights of classes, "
+        "and to a model that an evaluation has left in eval().",
+        "The wrong curve is the lower one, as a loss without smoothing can go to zero.",
+        DP4, ("loss", ""), "label smoothing of 0, the reference one of 0.1",
+        (
+            "label_smoothing_left_out", "padding_not_ignored", "class_weights_left_out", "temperature_left_out",
+            "criterion_of_other_option", "balance_left_out", "momentum_of_batch_norm", "batch_norm_in_eval",
+            "experts_of_less_capacity",
+        ),
     ),
     Kind(
         "dropout-masks",
@@ -86,7 +102,10 @@ KINDS = (
         "and each mask alone is a good one.",
         "Both curves are random, and neither looks better.",
         DP4, ("forward", "2"), "same random dropout mask",
-        ("dropout_same_on_rows", "dropout_differs_in_tensor_parallel"),
+        (
+            "dropout_same_on_rows", "dropout_differs_in_tensor_parallel", "dropout_of_other_rate", "dropout_in_eval",
+            "dropout_in_train",
+        ),
     ),
     # -- forward
     Kind(
@@ -112,7 +131,7 @@ KINDS = (
         "wrong on four or on one.",
         "The curves almost lie on each other. The wrong one is a little lower, as its bias learns at twice the rate.",
         TP2, ("forward", "2"), "added 2 times",
-        ("row_parallel_bias_on_each_rank",),
+        ("row_parallel_bias_on_each_rank", "residual_on_each_rank"),
     ),
     Kind(
         "cut-in-the-wrong-place",
@@ -143,7 +162,7 @@ KINDS = (
         {"cp": 4}, ("forward", "positions"), "positions",
         (
             "positions_not_moved", "mask_not_moved", "given_positions_not_moved", "rows_overlap_by_one",
-            "targets_shifted_after_cut",
+            "targets_shifted_after_cut", "state_not_passed",
         ),
     ),
     Kind(
@@ -157,7 +176,7 @@ KINDS = (
         DP4, ("forward", "1"), "of its own rows",
         (
             "batch_norm_of_rank", "groups_not_divided", "layer_norm_of_pieces", "running_variance_of_own_count",
-            "blocks_not_rescaled",
+            "blocks_not_rescaled", "mean_over_own_count",
             "norm_of_own_width", "advantages_of_each_rank", "balance_loss_of_each_rank",
             "vocabulary_loss_smoothing",
         ),
@@ -219,7 +238,7 @@ KINDS = (
         (
             "row_parallel_summed_in_backward", "gradients_reduced_twice", "gradients_reduced_after_each_part",
             "optimizer_steps_after_each_part", "average_after_each_part", "sequence_parallel_gather_counts_twice",
-            "vocabulary_loss_of_whole_scores",
+            "vocabulary_loss_of_whole_scores", "balance_by_each_rank",
         ),
     ),
     # -- gradients of parameters
@@ -249,7 +268,8 @@ KINDS = (
         "The wrong curve looks better, as the rate was a careful one. With Adam nothing would be seen at all.",
         DP4, ("gradient", "0.weight"), "4 times too large",
         (
-            "scale_of_loss_left_in", "loss_of_rows_summed", "gradients_summed",
+            "scale_of_loss_left_in", "loss_of_rows_summed", "gradients_summed", "gates_applied_twice",
+            "gates_not_applied",
             "accumulation_not_divided", "pipeline_loss_not_divided", "expert_gradients_not_divided",
             "row_parallel_with_mean", "rate_scaled_by_ranks", "weight_decay_twice", "flat_gradient_divided_twice",
             "decay_lost_on_flat_shards", "gradients_not_zeroed",
@@ -268,7 +288,8 @@ KINDS = (
         (
             "gradients_over_world", "gradients_divided_by_world_size", "gradients_divided_by_world_size_in_fsdp",
             "loss_metric_over_world", "row_parallel_wrong_group", "tensor_parallel_over_rows", "rows_of_rank_in_world",
-            "expert_gradients_averaged",
+            "expert_gradients_averaged", "gradients_over_halves", "gradients_without_last_rank",
+            "gradients_over_shard_only", "sum_of_halves",
         ),
     ),
     Kind(
@@ -306,7 +327,8 @@ KINDS = (
         "from an old configuration.",
         "On four ranks the curves lie on each other.",
         DP4, ("gradient", "0.weight"), "bfloat16",
-        ("gradients_reduced_in_bfloat16", "gradients_reduced_in_bfloat16_by_fsdp", "parameters_stepped_in_bfloat16"),
+        ("gradients_reduced_in_bfloat16", "gradients_reduced_in_bfloat16_by_fsdp", "parameters_stepped_in_bfloat16",
+         "model_in_bfloat16"),
     ),
     # -- the step
     Kind(

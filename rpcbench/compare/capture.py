@@ -38,7 +38,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from rpcbench.base.errors import CompareError
-from rpcbench.compare.masks import MaskRecorder
+from rpcbench.compare.masks import DropMask, MaskRecorder
+from rpcbench.compare.module_options import Options, read_module_options, read_optimizer_options
 from rpcbench.compare.spool import Spool, Stored
 from rpcbench.distributed.parameter_shards import (
     iterate_modules,
@@ -86,9 +87,11 @@ class Catalog:
     values: dict[Key, dict[int, Kept]]  # by key in the order of execution; by number of the call
     modules: dict[str, ModuleFacts]
     tied: dict[str, tuple[str, ...]]  # parameter → its other names
-    masks: dict[str, list[str]]  # module whose forward draws dropout masks → a digest of each
+    masks: dict[str, list[DropMask]]  # of a module whose forward draws them
     updates: dict[int, int] = dataclasses.field(default_factory=dict)
     """Turn → how often optimizers have stepped one parameter, at most; 0 if the program has changed them by itself."""
+    options: dict[tuple[int, str], Options] = dataclasses.field(default_factory=dict)
+    """Turn and name → options: of a module at its first call, of a parameter's group when an optimizer steps it."""
 
 
 Perturb = Callable[[str, Tensor], Tensor]
@@ -230,6 +233,8 @@ class Capture:
         call = self._running.enter_call(name, again, self._rank_of_call())
         if again:
             return None
+        if (self._turn, name) not in self.catalog.options:
+            self.catalog.options[self._turn, name] = read_module_options(module)
 
         def keep(path: str, tensor: Tensor) -> Tensor:
             if self._perturb is not None and name == "":
@@ -293,10 +298,15 @@ class Capture:
         return None if self._perturb is None else moved
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        own = {id(each) for each in self._named_parameters().values()}
-        stepped = [id(each) for group in optimizer.param_groups for each in group["params"] if id(each) in own]
+        names = {id(each): name for name, each in self._named_parameters().items()}
+        stepped = 0
+        for group in optimizer.param_groups:
+            own = [id(each) for each in group["params"] if id(each) in names]
+            options = read_optimizer_options(optimizer, group) if own else {}
+            self.catalog.options.update({(self._turn, names[each]): options for each in own})
+            self._updates.update(own)
+            stepped += len(own)
         if stepped:
-            self._updates.update(stepped)
             self._keep_parameter_gradients(settles=True)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

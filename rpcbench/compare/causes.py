@@ -8,26 +8,22 @@ optimizer, and the last ones of `CAUSES`, which say where to look. If none appli
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from rpcbench.compare import pieces, reductions, updates
-from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP
-from rpcbench.compare.compare_runs import Runs
-from rpcbench.compare.evidence import Evidence, dims_of_kind, first_along, rank_words
+from rpcbench.compare import losses, module_causes, pieces, reductions, relations, updates
+from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, STEP
+from rpcbench.compare.evidence import Evidence, rank_words
 from rpcbench.compare.layouts import (
-    CUT,
     SUM,
-    WHOLE,
     Coordinate,
     LayoutFit,
-    MeshShare,
     fit_layout,
+    norm_of,
 )
-from rpcbench.compare.verdicts import RIGHT, WRONG, ValueVerdict
+from rpcbench.compare.verdicts import ABSENT, RIGHT, WRONG
 
 _HALF_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,47 +41,14 @@ def explain(evidence: Evidence) -> str:
     )
 
 
-def explain_masks(runs: Runs, verdicts: Sequence[ValueVerdict]) -> tuple[str, str] | None:
-    """Return the first module whose dropout masks are wrong, and why: ranks with the same values must draw the same
-    mask, ranks with other values other ones."""
-    layouts = {
-        each.key.name: each
-        for each in verdicts
-        if each.key.phase == FORWARD and each.word == RIGHT and each.fit is not None
-    }
-    names = dict.fromkeys(name for catalog in runs.ranks.values() for name in catalog.masks)
-    for name in names:
-        if (verdict := layouts.get(name)) is not None and (found := _compare_masks(runs, name, verdict)) is not None:
-            return name, found
-    return None
-
-
-def _compare_masks(runs: Runs, name: str, verdict: ValueVerdict) -> str | None:
-    assert verdict.fit is not None and verdict.mesh is not None
-    masks = {place: catalog.masks.get(name) for place, catalog in runs.ranks.items()}
-    for d, share in enumerate(verdict.fit.layout.shares):
-        along = verdict.mesh.names[d]
-        whole = runs.mesh.names.index(along)
-        for place, mask in masks.items():
-            other = masks[first_along(place, whole)]
-            if not place[whole] or mask is None or other is None:
-                continue
-            if share.kind == WHOLE and mask != other:
-                return (
-                    f"ranks along {along} have the same values, and different random dropout masks: give them the same "
-                    "seed there"
-                )
-            if share.kind == CUT and mask == other:
-                return (
-                    f"ranks along {along} have different values, and the same random dropout mask: give each its own "
-                    "seed"
-                )
-    return None
-
-
 # -- values that are not there, or not numbers
 def _is_missing(evidence: Evidence) -> str | None:
     verdict = evidence.verdict
+    if verdict.key.phase == BACKWARD and verdict.missing:
+        return (
+            f"this output has no gradient on {rank_words(evidence.runs.mesh.sizes, verdict.missing)}: the forward pass "
+            "there does not use it, or cuts it off (detach, no_grad, a collective without a backward)"
+        )
     if verdict.key.phase != GRADIENT or not verdict.missing:
         return None
     if not verdict.places:
@@ -127,6 +90,8 @@ def _kind_not_finite(value: Tensor, is_wanted_finite: bool) -> str:
 def _has_other_start(evidence: Evidence) -> str | None:
     if evidence.verdict.key.phase != INITIAL:
         return None
+    if (cast := _is_cast(evidence)) is not None:
+        return cast
     values = list(evidence.held.values.values())
     for dim in range(evidence.whole.dim()):
         if pieces.is_permuted(evidence, dim):
@@ -157,6 +122,19 @@ def _has_other_start(evidence: Evidence) -> str | None:
     return (
         "the parameter begins with different initial values on different ranks: give all the same seed, or broadcast "
         "the parameters before the first step"
+    )
+
+
+def _is_cast(evidence: Evidence) -> str | None:
+    """The parameter is the reference's, in another type."""
+    verdict, (held, *others) = evidence.verdict, sorted(evidence.types)
+    if others or verdict.dtype == held or not (dtype := getattr(torch, held)).is_floating_point:
+        return None
+    if not any(fit.error <= 2 * torch.finfo(dtype).eps * verdict.norm for fit in evidence.fits):
+        return None
+    return (
+        f"the ranks have their parameters in {held}, and the reference in {verdict.dtype}: make both models in one "
+        "type, or cast for computation alone (autocast, a mixed-precision policy)"
     )
 
 
@@ -192,6 +170,12 @@ def _is_cut_short(evidence: Evidence) -> str | None:
     whole = tuple(evidence.whole.shape)
     shapes = {tuple(value.shape) for value in evidence.held.values.values()}
     listed = " and ".join(map(str, sorted(shapes)))
+    if evidence.verdict.key.phase != INITIAL and (count := _count_known_rows(evidence)):
+        return (
+            f"rows are left out: the ranks have {count} of the {len(evidence.whole)} rows of the reference, and these "
+            "are right. A capacity of experts is full, a micro-batch is left out, or rows are dropped where a size is "
+            "not divisible by the number of ranks (pad it)"
+        )
     return (
         f"the shapes do not fit: the reference has {whole}, the ranks have {listed}, and no way to cut or copy gives "
         "that. Rows may be missing: a micro-batch that is left out, or rows that are dropped where a size is not "
@@ -199,82 +183,20 @@ def _is_cut_short(evidence: Evidence) -> str | None:
     )
 
 
-# -- the loss
-_BY_TOKENS = (
-    "ranks with different numbers of rows or tokens must be weighted by these, so divide each rank's sum by the number "
-    "of all"
-)
+def _count_known_rows(evidence: Evidence) -> int:
+    """Return how many rows of the reference the ranks have, together; 0 if some of theirs are no rows of it."""
+    whole, found = evidence.whole, set[int]()
+    for value in evidence.held.values.values():
+        if value.shape[1:] != whole.shape[1:] or value.dim() < 2:
+            return 0
+        distances = torch.cdist(value.flatten(1).double(), whole.flatten(1).double())
+        if len(value) and not evidence.is_near(norm_of(distances.amin(1))):
+            return 0
+        found |= set(distances.argmin(1).tolist()) if len(value) else set()
+    return len(found) if len(found) < len(whole) else 0
 
 
-def _is_wrong_loss(evidence: Evidence) -> str | None:
-    if evidence.verdict.key.phase != LOSS or not _outputs_are_right(evidence):
-        return None
-    losses = {place: float(value) for place, value in evidence.held.values.items()}
-    reference, mean = float(evidence.whole), sum(losses.values()) / len(losses)
-    for dims in evidence.subsets_of_dims():
-        if abs(abs(mean - reference) - math.log(evidence.size_of(dims))) <= 10 * evidence.verdict.allowed:
-            return (
-                f"the loss is off by log({evidence.size_of(dims)}), the number of ranks along "
-                f"{evidence.names_of(dims)}: each rank's whole scores are taken for a piece of the vocabulary, and "
-                "counted once for each rank"
-            )
-    if (multiple := _multiple_of(mean, reference, evidence.verdict.allowed)) is not None:
-        return (
-            f"the model's output is right, and the loss is {multiple} (the mean of the ranks is {mean:.6g}, the "
-            f"reference's {reference:.6g}): a sum over that many micro-batches, rows or tokens stands where a mean "
-            "belongs, or the other way round"
-        )
-    listed = ", ".join(f"{each:.6g}" for each in dict.fromkeys(losses.values()))
-    said = f"the model's output is right and the loss is not: {listed} in place of {reference:.6g}"
-    if len({*losses.values()}) > 1 and (weights := reductions.describe_weights(evidence)) is not None:
-        return f"{said}; their mean is {mean:.6g}. A mean of means: {_BY_TOKENS}; {weights}"
-    apart = evidence.dims_apart()
-    if any(name not in apart and not evidence.agree_along(d) for d, name in enumerate(evidence.held.mesh.names)):
-        return (
-            f"{said}. Ranks with the same rows have different losses: each takes its piece of the vocabulary for the "
-            "whole, in the label smoothing, the normalization, or a reduction that is left out"
-        )
-    if dealt := [d for d, share in enumerate(_input_shares(evidence)) if share.deal not in ("", "as they are")]:
-        return (
-            f"{said}. The ranks have the inputs {_input_shares(evidence)[dealt[0]]}: targets must be dealt to them in "
-            "the same order"
-        )
-    if len({*losses.values()}) > 1:
-        return (
-            f"{said}; their mean is {mean:.6g}. A mean of means ({_BY_TOKENS}), or other targets than the reference's "
-            "(look at their order and where they begin on a rank), or another loss function or option (label smoothing)"
-        )
-    return (
-        f"{said}. Look at its targets and their order, its normalization, its reductions, its label smoothing, and at "
-        "terms that are added to it, as that of a balanced load, where each rank takes its own tokens for all"
-    )
-
-
-def _multiple_of(mean: float, reference: float, allowed: float) -> str | None:
-    """Return the whole number by which a loss is too large or too small, in words."""
-    if not mean or not reference or mean / reference <= 0:
-        return None
-    larger, smaller = (mean, reference) if abs(mean) > abs(reference) else (reference, mean)
-    times = round(larger / smaller)
-    if times < 2 or abs(larger - times * smaller) > 10 * allowed * times:
-        return None
-    return f"exactly {times} times too {'large' if larger == mean else 'small'}"
-
-
-def _input_shares(evidence: Evidence) -> Sequence[MeshShare]:
-    for each in evidence.earlier:
-        if each.key.phase == INPUT and not each.key.name and each.fit is not None:
-            return each.fit.layout.shares
-    return ()
-
-
-def _outputs_are_right(evidence: Evidence) -> bool:
-    turn = evidence.verdict.key.turn
-    return not any(
-        each.word == WRONG for each in evidence.earlier if each.key.phase == FORWARD and each.key.turn == turn
-    )
-
-
+# -- what is right, and what is not
 def _has_old_gradient(evidence: Evidence) -> str | None:
     """The gradient of the step before is still in it."""
     key = evidence.verdict.key
@@ -286,6 +208,23 @@ def _has_old_gradient(evidence: Evidence) -> str | None:
     if any(evidence.is_near(fit.error) for fit in fits):
         return "the gradient of the step before is still in it: call zero_grad before each step"
     return None
+
+
+def _is_detached(evidence: Evidence) -> str | None:
+    """An output that has a gradient in the reference has none on the ranks."""
+    key = evidence.verdict.key
+    if key.phase not in (BACKWARD, GRADIENT):
+        return None
+    right = {each.key for each in evidence.earlier if each.key.phase == FORWARD and each.word == RIGHT}
+    flows = [each for each in evidence.earlier if each.key.phase == BACKWARD and each.key.turn == key.turn]
+    lost = [each for each in flows if each.word == ABSENT and each.key._replace(phase=FORWARD) in right]
+    lost = [each for each in lost if each.key.name not in evidence.runs.partial_modules and not each.places]
+    if not lost:
+        return None
+    return (
+        f"the output of {lost[0].key.name or 'the model'} is right, and has no gradient on any rank, as it has in the "
+        "reference: it is cut off from the backward pass (detach, no_grad, a collective without a backward)"
+    )
 
 
 def _is_put_together_wrong(evidence: Evidence) -> str | None:
@@ -314,10 +253,12 @@ def _is_wrong_inside(evidence: Evidence) -> str | None:
         return None
     if (given := _explain_wrong_rows(evidence)) is not None:
         return given
-    if any(each.word == WRONG for each in inputs):
+    if wrong := [each for each in inputs if each.word == WRONG]:
+        relation = relations.is_related(evidence.about(wrong[0]))
         return (
             "its input is wrong already, and the outputs of all modules before it are right: the fault lies between "
             f"them, in the forward of {_outermost_wrong(evidence) or 'the model'}"
+            + (f". Of the input, {relation}" if relation else "")
         )
     if all(each.word == RIGHT for each in inputs):
         return (
@@ -378,44 +319,6 @@ def _is_one_rank(evidence: Evidence) -> str | None:
     return f"{evidence.rank_names(bad)} alone differs; the other ranks are right. Compare its options and its data"
 
 
-def _is_batch_norm(evidence: Evidence) -> str | None:
-    if "BatchNorm" not in evidence.kind or evidence.verdict.key.phase not in (FORWARD, STEP):
-        return None
-    return (
-        "each rank or micro-batch normalizes by the mean and the variance of its own rows, and the reference by those "
-        "of the whole batch: use SyncBatchNorm, or a norm without statistics of the batch"
-    )
-
-
-def _is_group_norm(evidence: Evidence) -> str | None:
-    names = evidence.runs.reference.catalog.modules.get(evidence.verdict.key.name)
-    starts = [
-        each for each in evidence.earlier if names and each.key.phase == INITIAL and each.key.name in names.parameters
-    ]
-    if evidence.kind != "GroupNorm" or evidence.verdict.key.phase != FORWARD:
-        return None
-    if not (along := set().union(*(dims_of_kind(each, CUT) for each in starts))):
-        return None
-    return (
-        f"the channels are cut along {' and '.join(sorted(along))}, and each rank makes groups of its own: give it "
-        "whole ones, and divide num_groups by the number of ranks"
-    )
-
-
-def _is_layer_norm(evidence: Evidence) -> str | None:
-    key, kind = evidence.verdict.key, evidence.kind
-    inputs = [each for each in evidence.earlier if each.key == key._replace(phase=INPUT, part=each.key.part)]
-    cut = [each for each in inputs if each.word == RIGHT and each.fit is not None and each.fit.layout.has_kind(CUT)]
-    if key.phase != FORWARD or not kind.endswith(("LayerNorm", "RMSNorm")) or not cut or cut[0].fit is None:
-        return None
-    if all(share.dim != len(cut[0].shape) - 1 for share in cut[0].fit.layout.shares):
-        return None
-    return (
-        "each rank has a piece of every row, and the row is not normalized as a whole: add up what its mean and its "
-        "variance are made of over the ranks, in forward and in backward"
-    )
-
-
 def _is_behind_backward(evidence: Evidence) -> str | None:
     """The gradients of the outputs are right, and that of a parameter is not."""
     turn = evidence.verdict.key.turn
@@ -468,15 +371,17 @@ CAUSES: tuple[Cause, ...] = (
     _has_other_start,
     pieces.has_same_rows,
     pieces.is_reordered,
-    _is_batch_norm,
+    module_causes.has_other_option,
+    module_causes.is_batch_norm,
     updates.is_running_statistic,
     _has_old_gradient,
     reductions.is_scaled,
     reductions.is_tied,
+    relations.is_over_some_ranks,
     reductions.is_in_summands,
     reductions.has_bias_apart,
     reductions.is_over_other_group,
-    _is_wrong_loss,
+    losses.is_wrong_loss,
     pieces.is_same_piece,
     pieces.is_at_border,
     pieces.has_wrong_entry,
@@ -486,6 +391,7 @@ CAUSES: tuple[Cause, ...] = (
     reductions.is_other_expert,
     pieces.has_other_order,
     reductions.is_clipped,
+    relations.is_related,
     _has_lower_precision,
     _is_one_rank,
     updates.has_drifted,
@@ -493,11 +399,12 @@ CAUSES: tuple[Cause, ...] = (
     updates.has_other_decay,
     updates.is_other_update,
     updates.is_not_optimized,
+    _is_detached,
     reductions.is_half_reduced,
     reductions.is_cut_off,
     pieces.is_fused_block,
-    _is_group_norm,
-    _is_layer_norm,
+    module_causes.is_group_norm,
+    module_causes.is_layer_norm,
     _is_put_together_wrong,
     _is_wrong_inside,
     _is_behind_backward,

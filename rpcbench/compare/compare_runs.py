@@ -32,10 +32,12 @@ from rpcbench.compare.capture import (
     Kept,
     Key,
 )
-from rpcbench.compare.layouts import Coordinate, norm_of
+from rpcbench.compare.layouts import CUT, Coordinate, norm_of
 from rpcbench.compare.names import renumber_modules
 from rpcbench.compare.verdicts import ABSENT, ANY, RIGHT, WRONG, Mesh, ValueVerdict, judge_value
 
+RECURRENT = ("RNN", "LSTM", "GRU")
+"""Classes of modules whose outputs are "[0]", of all times, and "[1]", the state after the last one."""
 ReadValue = Callable[[Coordinate, Kept], Tensor]
 """Reads a value that the rank at a coordinate has kept."""
 Calls = Mapping[int, Kept]
@@ -56,6 +58,7 @@ class Runs:
     ranks: dict[Coordinate, Catalog]
     read_value: ReadValue
     factors: dict[int, float] = field(default_factory=dict)  # turn → scale of the ranks' losses in its backward pass
+    _last_places: dict[int, set[Coordinate]] = field(default_factory=dict)  # turn → ranks with the end of a sequence
 
     def judge_all(self) -> list[ValueVerdict]:
         """Return the verdict on each value of the reference, in the order of execution."""
@@ -118,11 +121,11 @@ class Runs:
     def _judge_call(self, key: Key, call: int | None) -> ValueVerdict:
         whole, values = self.read_whole(key, call), self.read_values(key, call)
         verdict = self._judge_values(key, call, whole, values)
-        for read_otherwise in (self._read_repeated, self._read_in_turn):
-            if verdict.word == WRONG and (others := read_otherwise(key, whole)) is not None:
+        for read_otherwise in (self._read_repeated, self._read_in_turn, self._read_last_state):
+            if verdict.word == WRONG and (others := read_otherwise(key, call)) is not None:
                 again = self._judge_values(key, call, whole, others)
                 verdict = again if again.word == RIGHT else verdict
-        if key.phase == BACKWARD and verdict.word == RIGHT:
+        if key.phase == BACKWARD and verdict.word == RIGHT and whole.dim():
             self.factors.setdefault(key.turn, verdict.factor)
         if verdict.word == WRONG and key.phase != LOSS and key.name in self.partial_modules:
             verdict.word = ABSENT
@@ -130,10 +133,10 @@ class Runs:
         return verdict
 
     def _judge_values(self, key: Key, call: int | None, whole: Tensor, values: Values) -> ValueVerdict:
-        allowed, factor = self._allowed_error(key, call, whole, values), self._factor_of(key)
+        allowed, factor = self._allowed_error(key, call, whole, values), self._factor_of(key, whole)
         return judge_value(key, call, whole, self.mesh, values, allowed, factor, self._claimed_kinds(key))
 
-    def _read_repeated(self, key: Key, whole: Tensor) -> Values | None:
+    def _read_repeated(self, key: Key, call: int | None) -> Values | None:
         """Return the values of calls that are no pieces of the reference's call, but each the same as that: a table of
         positions, read by each micro-batch. Their gradients add up. None if the calls are not so."""
         found: Values = {}
@@ -149,7 +152,7 @@ class Runs:
                 found[place] = calls[0]
         return found or None
 
-    def _read_in_turn(self, key: Key, whole: Tensor) -> Values | None:
+    def _read_in_turn(self, key: Key, call: int | None) -> Values | None:
         """Return the values of replicas of a pipeline, which get micro-batches of any sizes in turn, as if one rank had
         run all of these: numbers of calls are those of micro-batches. None if the ranks' calls are not so."""
         places = [place for place, catalog in self.ranks.items() if catalog.values.get(key)]
@@ -161,18 +164,44 @@ class Runs:
         calls.sort(key=lambda call: call[0])
         return {places[0]: _join([self.read_value(place, kept) for _, place, kept in calls])}
 
+    def _read_last_state(self, key: Key, call: int | None) -> Values | None:
+        """Return the values of the ranks that have the last piece of a sequence, where a recurrent module has read it:
+        its last state, and what is made of that, is there; others have the states between the pieces. None if no
+        sequence is so cut."""
+        if key.phase not in (FORWARD, BACKWARD):
+            return None
+        output = key._replace(phase=FORWARD, part="[0]")
+        if self.reference.catalog.modules[key.name].kind in RECURRENT and key.part.startswith("[1]"):
+            self._last_places[key.turn] = self._find_last_places(output, call)
+        last = self._last_places.get(key.turn)
+        return {place: value for place, value in self.read_values(key, call).items() if place in last} if last else None
+
+    def _find_last_places(self, key: Key, call: int | None) -> set[Coordinate]:
+        """Return the ranks that have the last times of a recurrent module's output; none if these are not cut."""
+        found = self._judge_values(key, call, self.read_whole(key, call), self.read_values(key, call))
+        if found.word != RIGHT or found.fit is None or found.mesh is None:
+            return set()
+        options = self.reference.catalog.options[key.turn, key.name]
+        time = 1 if options["batch_first"] == "True" and len(found.shape) == 3 else 0
+        cuts = [d for d, share in enumerate(found.fit.layout.shares) if share.kind == CUT and share.dim == time]
+        last = {own for own in found.whole_places if cuts and all(own[d] == found.mesh.sizes[d] - 1 for d in cuts)}
+        return {found.whole_places[own] for own in last}
+
     def _allowed_error(self, key: Key, call: int | None, whole: Tensor, values: Mapping[Coordinate, Tensor]) -> float:
         moved = [self.movements[key][n] for n in _select_calls(self.movements[key], call)]
         dtype = whole.dtype
-        for value in values.values():
+        for value in values.values() if key.phase != INITIAL else ():  # parameters have the type that they begin with
             dtype = coarser_type(dtype, value.dtype)
         movements = [math.hypot(*each) for each in zip(*moved, strict=True)]
         return allowed_error(movements, norm_of(whole), whole.numel(), dtype)
 
-    def _factor_of(self, key: Key) -> float:
+    def _factor_of(self, key: Key, whole: Tensor) -> float:
         """Return the scale that a rank's gradients have. Its loss may be that of its own rows, or be scaled for a
-        type with few digits; the first gradient of a backward pass shows by how much: until then it is `ANY`."""
-        return self.factors.get(key.turn, ANY) if key.phase == BACKWARD else 1.0
+        type with few digits; the first gradient of a backward pass shows by how much: until then it is `ANY`. The
+        gradient of a single number, a term of the loss, has a factor of its own, and does not show it."""
+        if key.phase != BACKWARD:
+            return 1.0
+        return self.factors.get(key.turn, ANY) if whole.dim() else ANY
 
     def _claimed_kinds(self, key: Key) -> set[str]:
         kept = (kept for catalog in self.ranks.values() for kept in catalog.values.get(key, {}).values())

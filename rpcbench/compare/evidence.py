@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP, Key
@@ -66,6 +67,12 @@ class Evidence:
         ]
 
     @property
+    def types(self) -> set[str]:
+        """The types that the ranks have it in."""
+        calls = (catalog.values.get(self.verdict.key, {}) for catalog in self.runs.ranks.values())
+        return {str(kept.stored.dtype).removeprefix("torch.") for each in calls for kept in each.values()}
+
+    @property
     def kind(self) -> str:
         """The class of the module, in the reference."""
         facts = self.runs.reference.catalog.modules.get(self.verdict.key.name)
@@ -116,6 +123,17 @@ class Evidence:
         except LookupError:
             return None
         return select_indices(self.whole, indices)
+
+    def join_pieces(self, layout: Layout) -> Tensor | None:
+        """Return the ranks' pieces under a layout without summands, put together; None if some are padded."""
+        found = torch.full_like(self.whole, math.nan)
+        shapes = {each: tuple(value.shape) for each, value in self.held.values.items()}
+        for place, value in self.held.values.items():
+            indices = indices_of(self.whole.shape, shapes, self.held.mesh.sizes, layout, place)
+            if any((index >= size).any() for index, size in zip(indices, self.whole.shape, strict=True)):
+                return None  # padded
+            found[torch.meshgrid(*indices, indexing="ij")] = value.to(found.dtype)
+        return found
 
     def dims_apart(self) -> set[str]:
         """Return the names of mesh dimensions along which ranks must have different values: a parameter's pieces, or

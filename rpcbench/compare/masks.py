@@ -14,7 +14,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -26,10 +26,17 @@ _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", 
 _ATTENTION = "scaled_dot_product_attention"
 
 
+class DropMask(NamedTuple):
+    """A mask that a call has drawn."""
+
+    chance: float  # of a number to be dropped
+    digest: str
+
+
 class MaskRecorder:
     """Notes the mask of each dropout inside of it, under the name of the module whose forward runs."""
 
-    def __init__(self, masks: dict[str, list[str]]) -> None:
+    def __init__(self, masks: dict[str, list[DropMask]]) -> None:
         self._masks = masks
         self._thread = threading.local()
         self._before: dict[str, Callable[..., Any]] = {}
@@ -59,16 +66,16 @@ class MaskRecorder:
             found = self._thread.stack = []
         return found
 
-    def _note_mask(self, mask: Tensor) -> None:
+    def _note_mask(self, chance: float, mask: Tensor) -> None:
         if (name := self._stack()[-1] if self._stack() else "") is None:
             return
         data = local_tensor(mask.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-        self._masks.setdefault(name, []).append(hashlib.sha256(data).hexdigest())
+        self._masks.setdefault(name, []).append(DropMask(chance, hashlib.sha256(data).hexdigest()))
 
     def _replace_dropout(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def leave_out(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
             if training and p > 0:
-                self._note_mask(function(torch.ones_like(input), p, True, False) != 0)
+                self._note_mask(p, function(torch.ones_like(input), p, True, False) != 0)
             return input
 
         return leave_out
@@ -78,7 +85,7 @@ class MaskRecorder:
             values = [*args]
             chance = values[4] if len(values) > 4 else kwargs.get("dropout_p", 0.0)
             if chance > 0:
-                self._note_mask(torch.rand(16, device=values[0].device if values else None))
+                self._note_mask(chance, torch.rand(16, device=values[0].device if values else None))
                 if len(values) > 4:
                     values[4] = 0.0
                 else:

@@ -196,6 +196,7 @@ def _rename_catalog(catalog: Catalog, names: Mapping[str, str]) -> Catalog:
         catalog, values=values, modules=modules,
         tied={new(name): tuple(map(new, others)) for name, others in catalog.tied.items()},
         masks={new(name): masks for name, masks in catalog.masks.items()},
+        options={(turn, new(name)): options for (turn, name), options in catalog.options.items()},
     )  # fmt: skip
 
 

@@ -6,18 +6,16 @@ Each function takes the evidence, and returns a sentence, or None where the rank
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, INITIAL, INPUT
+from rpcbench.compare.compare_runs import RECURRENT
 from rpcbench.compare.evidence import Evidence, dims_of_kind, find_reordered
-from rpcbench.compare.layouts import CUT, SUM, Coordinate, Layout, LayoutFit, indices_of, norm_of
+from rpcbench.compare.layouts import CUT, SUM, Coordinate, Layout, LayoutFit, norm_of
 from rpcbench.compare.verdicts import RIGHT, WRONG
-
-_RECURRENT = ("RNN", "LSTM", "GRU")
 
 
 # -- the same piece on each rank
@@ -38,24 +36,35 @@ def is_same_piece(evidence: Evidence) -> str | None:
 
 
 def _explain_same_piece(evidence: Evidence) -> str | None:
-    if (piece := _first_piece(evidence)) is None:
-        return None
     for layout in _cut_layouts(evidence):
+        owner = _find_owner(evidence, layout)
+        if owner is None:
+            continue
         cut = [d for d, share in enumerate(layout.shares) if share.kind == CUT]
-        errors = [norm_of(value - piece) for value in evidence.held.values.values() if value.shape == piece.shape]
-        if len(errors) == len(evidence.held.values) and all(map(evidence.is_near, errors)):
-            dim = layout.shares[cut[0]].dim
-            along = evidence.names_of(cut)
-            others = _has_pieces_apart(evidence, {evidence.held.mesh.names[d] for d in cut})
-            if evidence.verdict.key.phase == INPUT and not evidence.verdict.key.name and dim == 0 and not others:
-                return (
-                    f"all ranks along {along} work on the same rows, the first ones of the batch: take the rows by the "
-                    "rank's coordinate"
-                )
-            return (
-                f"all ranks along {along} have the values of the first piece of dimension {dim}: rows, positions or "
-                "masks do not move along with the piece of the batch or of the sequence that a rank has"
-            )
+        dim = layout.shares[cut[0]].dim
+        along, is_first = evidence.names_of(cut), not any(owner)
+        others = _has_pieces_apart(evidence, {evidence.held.mesh.names[d] for d in cut})
+        rank = evidence.rank_names([owner])
+        if evidence.verdict.key.phase == INPUT and not evidence.verdict.key.name and dim == 0 and not others:
+            rows = "the first ones of the batch" if is_first else f"those of {rank}"
+            return f"all ranks along {along} work on the same rows, {rows}: take the rows by the rank's coordinate"
+        piece = "the first piece" if is_first else f"the piece of {rank}"
+        return (
+            f"all ranks along {along} have the values of {piece} of dimension {dim}: rows, positions or "
+            "masks do not move along with the piece of the batch or of the sequence that a rank has"
+        )
+    return None
+
+
+def _find_owner(evidence: Evidence, layout: Layout) -> Coordinate | None:
+    """Return the rank whose piece all ranks have; None if they have different values, or those of no piece."""
+    values = list(evidence.held.values.values())
+    if any(each.shape != values[0].shape or not evidence.is_near(norm_of(each - values[0])) for each in values):
+        return None
+    for place in evidence.held.values:
+        piece = evidence.piece_of(layout, place)
+        if piece is not None and piece.shape == values[0].shape and evidence.is_near(norm_of(values[0] - piece)):
+            return place
     return None
 
 
@@ -64,17 +73,6 @@ def _cut_layouts(evidence: Evidence) -> Iterator[Layout]:
         layout = fit.layout
         if layout.has_kind(CUT) and not layout.has_kind(SUM) and not any(share.deal for share in layout.shares):
             yield layout
-
-
-def _first_piece(evidence: Evidence) -> Tensor | None:
-    shapes = {tuple(value.shape) for value in evidence.held.values.values()}
-    if len(shapes) != 1:
-        return None
-    (shape,) = shapes
-    found = evidence.whole
-    for d, size in enumerate(shape):
-        found = found.narrow(d, 0, min(size, found.shape[d]))
-    return found
 
 
 def _has_pieces_apart(evidence: Evidence, names: set[str]) -> bool:
@@ -91,7 +89,7 @@ def is_mask_of_piece(evidence: Evidence) -> str | None:
     if evidence.verdict.key.phase != FORWARD:
         return None
     for fit in evidence.fits:
-        least = 0 if evidence.kind in _RECURRENT else 1
+        least = 0 if evidence.kind in RECURRENT else 1
         along = [d for d, share in enumerate(fit.layout.shares) if share.kind == CUT and share.dim >= least]
         apart = [d for d in along if evidence.held.mesh.names[d] in evidence.dims_apart()]
         if not apart or fit.layout.has_kind(SUM):
@@ -99,7 +97,7 @@ def is_mask_of_piece(evidence: Evidence) -> str | None:
         bad = {place for place, error in fit.by_rank.items() if not evidence.is_near(error)}
         if bad and all((place in bad) == any(place[d] for d in apart) for place in fit.by_rank):
             said = f"the ranks with the first piece along {evidence.names_of(apart)} are right, and the others are not"
-            if evidence.kind in _RECURRENT:
+            if evidence.kind in RECURRENT:
                 return (
                     f"{said}: the sequence is cut, and each piece begins with an empty state in place of the last one"
                 )
@@ -153,7 +151,7 @@ def has_wrong_entry(evidence: Evidence) -> str | None:
     looked_up = next(
         (each for each in inputs if each.key.turn == key.turn and each.call == evidence.verdict.call), None
     )
-    joined = _join_pieces(evidence, fit.layout)
+    joined = evidence.join_pieces(fit.layout)
     if looked_up is None or joined is None or (entries := evidence.about(looked_up).whole).shape != joined.shape[:-1]:
         return None
     is_wrong = (joined - evidence.whole).norm(dim=-1) > evidence.verdict.allowed
@@ -197,25 +195,13 @@ def has_other_order(evidence: Evidence) -> str | None:
 
 
 def is_permuted(evidence: Evidence, dim: int) -> bool:
-    joined = [_join_pieces(evidence, fit.layout) for fit in evidence.fits if not fit.layout.has_kind(SUM)]
+    joined = [evidence.join_pieces(fit.layout) for fit in evidence.fits if not fit.layout.has_kind(SUM)]
     return any(
         value is not None
         and evidence.is_near(_order_free_distance(value, evidence.whole, dim))
         and not evidence.is_near(norm_of(value - evidence.whole))  # of copies, one is right
         for value in joined
     )
-
-
-def _join_pieces(evidence: Evidence, layout: Layout) -> Tensor | None:
-    """Return the ranks' pieces, put together; None if some are padded."""
-    found = torch.full_like(evidence.whole, math.nan)
-    shapes = {each: tuple(value.shape) for each, value in evidence.held.values.items()}
-    for place, value in evidence.held.values.items():
-        indices = indices_of(evidence.whole.shape, shapes, evidence.held.mesh.sizes, layout, place)
-        if any((index >= size).any() for index, size in zip(indices, evidence.whole.shape, strict=True)):
-            return None  # padded
-        found[torch.meshgrid(*indices, indexing="ij")] = value
-    return found
 
 
 def _order_free_distance(one: Tensor, other: Tensor, dim: int) -> float:

@@ -18,11 +18,12 @@ from typing import Any
 
 from rpcbench.base.errors import CompareError, count_noun
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP, Key
-from rpcbench.compare.causes import explain, explain_masks
+from rpcbench.compare.causes import explain
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.error_maps import map_errors
 from rpcbench.compare.evidence import Evidence, dims_of_kind, find_reordered, rank_number
 from rpcbench.compare.layouts import SUM, WHOLE
+from rpcbench.compare.module_causes import explain_masks
 from rpcbench.compare.names import describe_unmatched
 from rpcbench.compare.type_annotations import annotate_values
 from rpcbench.compare.verdicts import ABSENT, RIGHT, UNKNOWN, WRONG, Mesh, ValueVerdict

@@ -162,7 +162,8 @@ def _may_be(verdict: ValueVerdict, layout: Layout, claims: Collection[str]) -> b
 
 def _take_if_near(verdict: ValueVerdict, fit: LayoutFit, factor: float) -> bool:
     scales = [factor] if factor != ANY else [1.0, *_nearest_scales(fit)]
-    if verdict.key.phase == LOSS:  # the mean of the ranks' losses along some dimensions, their sum along others
+    is_number = verdict.key.phase == FORWARD and not verdict.shape  # as of a loss that is a module
+    if verdict.key.phase == LOSS or is_number:  # the mean of the ranks' along some dimensions, their sum along others
         scales += [factor * size for size in _summed_sizes(fit.layout, verdict.mesh)]
     for scale in scales:
         error = _error_at(fit, scale, verdict.norm)

@@ -81,7 +81,7 @@ def test_one_of_two_replicas_that_steps_otherwise_has_drifted(four):
     """The other one is right: that is no other order of its rows."""
     programs = {"reference": (make_model, step_momentum), "parallel": (make_copy, step_at_other_rates)}
     report = four.compare(**programs, workers=["worker1", "worker2"])
-    assert report.first.phase == "step" and report.first.cause.startswith("the replicas have drifted apart")
+    assert report.first.phase == "step" and "lr is 0.05 on rank 1 alone, and 0.1" in report.first.cause
     assert "step     0.weight momentum_buffer  rank Replicate" in str(report)
 
 
@@ -110,7 +110,7 @@ def test_a_mean_of_means_is_told_with_the_weights_that_are_right(four):
     assert first.cause.endswith("show the weights: 1/8 on rank 0, 2/8 on ranks 1 and 2, 3/8 on rank 3")
     programs = {"reference": (make_model, step_to_targets), "parallel": (make_copy, step_on_other_rows)}
     first = four.compare(**programs).first
-    assert first.phase == "loss" and "weights" not in first.cause and "or other targets than" in first.cause
+    assert first.phase == "loss" and "weights" not in first.cause and "or has other targets than" in first.cause
 
 
 class WithPlaces(nn.Module):

@@ -171,7 +171,7 @@ WRONG = {
     "forgotten": ({"optimizer": (*SGD, all_but_one)}, step_pipeline, "step", "2.feed.weight", f"{STILL}, on rank 1"),
     "left out": ({}, leave_out_a_microbatch, "forward", "0", "a micro-batch that is left out"),
     "own seed": ({"make": make_with_other_block}, step_pipeline, "initial", "2.feed.weight", "with the same seed"),
-    "other rate": ({"optimizer": OTHER_RATE}, step_pipeline, "step", "0.weight", "another learning rate"),
+    "other rate": ({"optimizer": OTHER_RATE}, step_pipeline, "step", "0.weight", "lr is 0.2 on rank 0"),
     "no optimizer": ({"optimizer": None}, drop_gradients, "step", "0.weight", f"{STILL}, on rank 0"),
 }
 
