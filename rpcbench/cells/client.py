@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -478,9 +478,15 @@ class CellClient:
     def code_on_worker(self, worker: int) -> str:
         """Return the code of the cell that runs on a worker, or waits there for that of another client; empty if this
         process has sent none."""
+        return next((cell.code for cell in self._cells_on_worker(worker)), "")
+
+    def has_cell_on(self, worker: int) -> bool:
+        """Return whether a cell of this process runs on a worker, or waits there."""
+        return any(self._cells_on_worker(worker))
+
+    def _cells_on_worker(self, worker: int) -> Iterator[RunningCell]:
         sent = [cell for each in self._latest.copy() if (cell := each()) is not None]
-        # each worker runs them in order
-        return next((cell.code for cell in sent if worker in cell.pending_worker_ids()), "")
+        return (cell for cell in sent if worker in cell.pending_worker_ids())  # each worker runs them in order
 
 
 def _handling_seconds() -> float:

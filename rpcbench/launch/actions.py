@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import cast
 
@@ -27,6 +27,21 @@ LONGEST = 8  # rows of actions that have ended, in the table
 ALL = "all"  # the target of actions on all workers
 
 
+def interrupt_workers(cluster: BaseCluster, names: Sequence[str]) -> str:
+    """Interrupt the cells of workers; return which workers ran one, and what to do about calls to the others."""
+    had_cell = {name: cluster.interrupt(name) for name in names}
+    interrupted = [name for name in names if had_cell[name]]
+    others = [name for name in names if not had_cell[name]]
+    texts = [f"Interrupted: {', '.join(interrupted)}."] if interrupted else []
+    if others:
+        runs = "runs" if len(others) == 1 else "run"
+        texts.append(
+            f"{', '.join(others)} {runs} no cell of this notebook. A call, or a step of a pipeline, ends with the cell "
+            "here that waits for it: use the notebook's stop button."
+        )
+    return " ".join(texts)
+
+
 class Actions:
     """The actions on the cluster that owns an agent. One for each agent: `agent.part(Actions)`."""
 
@@ -34,7 +49,7 @@ class Actions:
         self._agent = agent
         self._lock = threading.Lock()  # guards `_rows` and `_running`; not held while an action runs
         self._rows: Table = {}  # the latest last
-        self._running: dict[str, Future[None]] = {}
+        self._running: dict[str, Future[str]] = {}
         agent.links.bus.register_table("actions", self.table)
 
     @property
@@ -46,8 +61,9 @@ class Actions:
         with self._lock:
             return dict(self._rows)
 
-    def begin_action(self, action: str, target: str) -> Future[None]:
-        """Begin an action, unless it runs, and return its future. Errors of the action are also in the table.
+    def begin_action(self, action: str, target: str) -> Future[str]:
+        """Begin an action, unless it runs, and return its future: of a text on its outcome, or "". The text is also in
+        the table, as the error of an action is.
 
         `begin_action("restart", "worker2")`, `begin_action("interrupt", "all")`, `begin_action("stacks", "worker2")`,
         `begin_action("scale", "3")`, `begin_action("stop", "all")`; ValueError for another action.
@@ -57,7 +73,7 @@ class Actions:
         with self._lock:
             if key in self._running:
                 return self._running[key]
-            self._running[key] = future = Future[None]()
+            self._running[key] = future = Future[str]()
             self._set_row(key, {"action": action, "target": target, "state": "runs", "error": ""})
         # Not a pool thread of the agent: those end with the agent, which the action "stop" ends.
         threading.Thread(target=self._run_action, args=(key, deed, future), name="rpcbench-action", daemon=True).start()
@@ -67,7 +83,7 @@ class Actions:
         cluster = cast(BaseCluster, self._agent.owner)
         match action:
             case "interrupt":
-                return lambda: [cluster.interrupt(name) for name in (cluster.workers if target == ALL else [target])]
+                return lambda: interrupt_workers(cluster, cluster.workers if target == ALL else [target])
             case "restart":
                 return lambda: cluster.restart(target)
             case "stacks":
@@ -79,7 +95,7 @@ class Actions:
                 return cluster.shutdown
         raise ValueError(f"unknown action {action!r}: use interrupt, restart, stacks, scale or stop")
 
-    def _run_action(self, key: str, deed: Callable[[], object], future: Future[None]) -> None:
+    def _run_action(self, key: str, deed: Callable[[], object], future: Future[str]) -> None:
         try:
             said = deed()
         except Exception as error:  # any error is shown in the panel
@@ -88,7 +104,7 @@ class Actions:
             future.set_exception(error)
         else:
             self._action_ended(key, {"state": "done", "text": said} if isinstance(said, str) else None)
-            future.set_result(None)
+            future.set_result(said if isinstance(said, str) else "")
 
     def _action_ended(self, key: str, outcome: Row | None) -> None:
         with self._lock:

@@ -137,9 +137,21 @@ class BaseCluster(ABC):
     def restart(self, name: str, *, replay: bool = False) -> list[Rerun]:
         """End a worker, if it still runs, and start it again under its name, without its former state."""
 
+    def interrupt(self, name: str) -> bool:
+        """Interrupt the cell that runs on a worker, with KeyboardInterrupt there. Harmless if the worker is idle.
+
+        Calls go on: each ends with the code that waits for it.
+
+        Returns:
+            Whether a cell of this process ran, or waited, there.
+        """
+        has_cell = name in self.workers and self.agent.part(client.CellClient).has_cell_on(self.agent.member(name).id)
+        self._interrupt_worker(name)
+        return has_cell
+
     @abstractmethod
-    def interrupt(self, name: str) -> None:
-        """Interrupt the cell that runs on a worker, with KeyboardInterrupt there. Harmless if the worker is idle."""
+    def _interrupt_worker(self, name: str) -> None:
+        """Send an interrupt to a worker's main thread. UnknownWorkerError if there is none of this name."""
 
     @abstractmethod
     def kill(self, name: str) -> None:

@@ -276,8 +276,7 @@ class Cluster(BaseCluster):
             self._start_workers([name])
         return client.rerun_script_cells(self.agent, name, past) if replay else []
 
-    def interrupt(self, name: str) -> None:
-        """Interrupt the cell that runs on a worker, with KeyboardInterrupt there. Harmless if the worker is idle."""
+    def _interrupt_worker(self, name: str) -> None:
         handle = self._find_handle(name)
         if not self._launcher.far:
             handle.interrupt()

@@ -182,7 +182,7 @@ class AttachedCluster(BaseCluster):
         self._location_of_worker(name)
         raise RpcError(self.inseparable)
 
-    def interrupt(self, name: str) -> None:
+    def _interrupt_worker(self, name: str) -> None:
         self._location_of_worker(name)
         if name in self.workers:
             self.agent.notify(self._members[name].id, STOP, None)

@@ -22,6 +22,7 @@ from rpcbench.base.errors import count_noun
 from rpcbench.cells.history import Rerun
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import process, saved, stacks, status
+from rpcbench.launch.actions import interrupt_workers
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.registry import KINDS
@@ -34,10 +35,6 @@ NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
 def restart_report(names: list[str]) -> str:
     return f"Started again: {', '.join(names)}. {'Its' if len(names) == 1 else 'Their'} variables are lost."
-
-
-def interrupt_report(names: list[str]) -> str:
-    return f"Interrupted: {', '.join(names)}."
 
 
 def sentence(found: BaseCluster) -> str:
@@ -260,10 +257,7 @@ class Commands:
 
     def _interrupt(self, workers: Words) -> str:
         found = cluster()
-        names = self._targets.select_workers(workers or ["all"], found.workers)
-        for name in names:
-            found.interrupt(name)
-        return interrupt_report(names)
+        return interrupt_workers(found, self._targets.select_workers(workers or ["all"], found.workers))
 
     def _stack(self, workers: Words) -> str:
         found = cluster()

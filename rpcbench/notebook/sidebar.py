@@ -43,7 +43,6 @@ from rpcbench.notebook.cluster_magic import (
     ClusterSummary,
     Commands,
     StartReports,
-    interrupt_report,
     restart_report,
     running,
     sentence,
@@ -248,13 +247,13 @@ class Sidebar:
             warn_of_resources(int(target), found.kind, warn)
         done = found.agent.part(Actions).begin_action(action, target)
         self._watchers.state_changed()  # pages show the action while it runs
-        done.result()
+        text = done.result()
         match action:
             case "scale":
                 return sentence(found)
             case "stop":
                 return self._commands.cluster_stopped(found)
-        return restart_report(names) if action == "restart" else interrupt_report(names)
+        return restart_report(names) if action == "restart" else text
 
     def _find_cluster(self, name: str) -> BaseCluster:
         there = self._commands.running_clusters()

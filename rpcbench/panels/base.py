@@ -10,8 +10,10 @@ Rules
 
 `PanelFeed` has the thread that keeps open panels up to date.
 - It shows a viewer the world after a change, at most once per `period`, and never on the kernel's event loop, which
-  does not run while a cell runs. It uses 1/120 of a core where that allows four looks per second, and at most 1/5.
-- While nothing changes the thread sleeps on a condition. With no viewer it ends, and no source is subscribed.
+  does not run while a cell runs. It uses 1/120 of a core where that allows four looks per second, and at most 1/5,
+  unless this makes it rest for longer than `most_rest` seconds.
+- While nothing changes the thread wakes once per `beat` seconds, and says that the pictures are true. A browser that
+  hears nothing for longer shows the age of its picture. With no viewer the thread ends, and no source is subscribed.
 - A browser that missed a message is correct again within `heal` seconds of a change: viewers send whole states then.
 - After `close` returns, nothing more is sent. A viewer that fails is closed with its error; the others continue.
 
@@ -75,6 +77,11 @@ class _Entry:
     unsubscribe: Callable[[], None] = field(init=False)
     stale: bool = True  # the world has changed since the last look
     whole_at: float = math.inf  # when to send the whole state, in monotonic seconds
+    beat_at: float = math.inf  # when to say that nothing has changed
+
+    def is_due(self, now: float) -> bool:
+        """Return whether there is a change to look at, or a message to send."""
+        return self.stale or min(self.whole_at, self.beat_at) <= now
 
     def begin_look(self) -> bool:
         """Return whether there is a change to look at. One that comes during this call is left to the next."""
@@ -92,9 +99,11 @@ def _phase_of_source(source: Source) -> Phase:
 class PanelFeed:
     """The thread that shows worlds to open viewers; it exists while there are any."""
 
-    def __init__(self, period: float = 0.15, heal: float = 5.0) -> None:
+    def __init__(self, period: float = 0.15, heal: float = 5.0, most_rest: float = 2.0, beat: float = 1.0) -> None:
         self._period = period
         self._heal = heal
+        self._most_rest = most_rest
+        self._beat = beat
         self._lock = threading.Lock()
         self._changes = Condition()
         self._closed = Condition()  # apart from `_changes`, which must not wake the thread while it rests
@@ -117,6 +126,14 @@ class PanelFeed:
             entry.unsubscribe()
         self._changes.notify_all()
 
+    def request_whole_view(self, viewer: Panel) -> None:
+        """Have the whole state sent soon, to a browser that opens the viewer, or that has heard nothing for a while."""
+        with self._lock:
+            entry = self._entries.get(id(viewer))
+        if entry is not None:
+            entry.whole_at = -math.inf
+            self._changes.notify_all()
+
     def close_viewer(self, viewer: Panel) -> None:
         """Unsubscribe from the source; no message is sent once this returns. Idempotent."""
         with self._lock:
@@ -136,14 +153,15 @@ class PanelFeed:
 
     def _feed_loop(self) -> None:
         while due := self._wait_for_due():
-            began = time.monotonic()
+            began, work = time.monotonic(), time.thread_time()  # where others have the cores a look only lasts longer
             self._push_worlds(due)
-            pause = self._pause_seconds(time.monotonic() - began)
+            pause = self._pause_seconds(time.thread_time() - work)
             self._closed.wait_for(lambda: not self._entries, began + pause - time.monotonic())
 
     def _pause_seconds(self, look_seconds: float) -> float:
         """Return the seconds from one look to the next."""
-        return max(self._period, min(_LONG_REST * look_seconds, _CALM), _REST * look_seconds)
+        wished = max(min(_LONG_REST * look_seconds, _CALM), _REST * look_seconds)
+        return max(self._period, min(wished, self._most_rest))
 
     def _wait_for_due(self) -> list[tuple[_Entry, bool]]:
         """Wait for entries that are due; return each with whether its world changed, or [] if no viewer is left."""
@@ -154,15 +172,17 @@ class PanelFeed:
                     self._thread = None
                     return []
             now = time.monotonic()
-            if due := [(entry, entry.begin_look()) for entry in entries if entry.stale or entry.whole_at <= now]:
+            if due := [(entry, entry.begin_look()) for entry in entries if entry.is_due(now)]:
                 return due
-            first = min(entry.whole_at for entry in entries)
+            first = min(min(entry.whole_at, entry.beat_at) for entry in entries)
             self._changes.wait_for(partial(self._has_changes, entries), None if first == math.inf else first - now)
 
     def _has_changes(self, entries: list[_Entry]) -> bool:
-        """Return whether viewers were opened or closed, or a world changed."""
+        """Return whether viewers were opened or closed, a world changed, or a browser asked for the whole state."""
         with self._lock:
-            return list(self._entries.values()) != entries or any(entry.stale for entry in entries)
+            return list(self._entries.values()) != entries or any(
+                entry.stale or entry.whole_at == -math.inf for entry in entries
+            )
 
     def _push_worlds(self, due: list[tuple[_Entry, bool]]) -> None:
         worlds: dict[int, World] = {}
@@ -172,24 +192,31 @@ class PanelFeed:
                     continue
                 self._pushing = entry.viewer
             try:
-                if changed:
-                    self._show_entry(entry, worlds)
-                if entry.whole_at <= time.monotonic():
-                    entry.whole_at = math.inf
-                    entry.viewer.send_whole_view()
+                self._push_entry(entry, changed, worlds)
             except Exception as error:  # noqa: BLE001  (an error of a source or a view must not stop other panels)
                 self._give_up(entry, error)
             finally:
                 self._pushing = None
                 self._changes.notify_all()
 
-    def _show_entry(self, entry: _Entry, worlds: dict[int, World]) -> None:
-        """Show one viewer the world; one look at a source serves all its viewers."""
+    def _push_entry(self, entry: _Entry, changed: bool, worlds: dict[int, World]) -> None:
+        """Send one viewer's browsers the changes, the whole state if that is due, or that nothing has changed."""
+        has_sent = changed and self._show_entry(entry, worlds)
+        if entry.whole_at <= time.monotonic():
+            entry.whole_at, has_sent = math.inf, True
+            entry.viewer.send_whole_view()
+        if not has_sent:
+            entry.viewer.send_beat()
+        entry.beat_at = time.monotonic() + self._beat if _phase_of_source(entry.source) == LIVE else math.inf
+
+    def _show_entry(self, entry: _Entry, worlds: dict[int, World]) -> bool:
+        """Show one viewer the world; one look at a source serves all its viewers. Return whether it had changed."""
         source = entry.source
         if id(source) not in worlds:
             worlds[id(source)] = source.world()
-        if entry.viewer.show_world(worlds[id(source)]):
+        if has_changed := entry.viewer.show_world(worlds[id(source)]):
             entry.whole_at = min(entry.whole_at, time.monotonic() + self._heal)
+        return has_changed
 
     def _give_up(self, entry: _Entry, error: Exception) -> None:
         logger.warning("a panel stopped", exc_info=error)
@@ -336,6 +363,10 @@ class Panel(anywidget.AnyWidget):
         """Send browsers the whole view, for those that missed a message."""
         self.send_state("state")
 
+    def send_beat(self) -> None:
+        """Tell browsers that the picture of this version is that of the present world."""
+        self.send({"kind": "beat", "version": self.state["version"]})
+
     def show_error(self, error: Exception) -> None:
         """Show the error in the picture, which is updated no more."""
         self.problem = f"{type(error).__name__}: {error}"
@@ -394,6 +425,7 @@ class Panel(anywidget.AnyWidget):
             case {"kind": "opened", "eye": str(eye)}:
                 self._open_views.add(eye)
                 self._publisher.open_viewer(self, self._source)
+                self._publisher.request_whole_view(self)
             case {"kind": "snapshot", "eye": str(eye), "page": bool(by_page)}:
                 self._leave_snapshot(eye, by_page)
             case {"kind": "closed", "eye": str(eye)}:

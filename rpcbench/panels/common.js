@@ -124,9 +124,11 @@ function applyDelta(view, delta) {
 }
 
 // Follows the state of one model: accepts whole states that are newer than its own, and the delta of the next version.
-// After a gap in the versions it ignores deltas until the next whole state.
+// After a gap in the versions it ignores deltas until the next whole state. `heardAt` is when the kernel last sent what the
+// present world is: a whole state, a delta, or a beat, which says that nothing has changed.
 class LiveView {
   constructor(model) {
+    this.heardAt = Date.now();
     this.born = model.widget_manager?.kernel?.id; // of the kernel that has the model
     this.version = -1;
     this.view = {};
@@ -144,6 +146,7 @@ class LiveView {
   }
 
   onState({ version, view }) {
+    if (version >= this.version) this.heardAt = Date.now();
     if (version <= this.version) return;
     this.version = version;
     this.view = view;
@@ -151,7 +154,9 @@ class LiveView {
   }
 
   onMessage({ kind, version, delta }) {
+    if (kind === "beat" && version === this.version) this.heardAt = Date.now();
     if (kind !== "delta" || version !== this.version + 1) return;
+    this.heardAt = Date.now();
     this.version = version;
     this.view = applyDelta(this.view, delta);
     this.notify();
@@ -175,28 +180,47 @@ function kernelState(manager, born, isDead) {
   return ["connecting", "disconnected"].includes(kernel.connectionStatus) ? "cut" : "there";
 }
 
+// The front end's own model that has this state; only JupyterLab's and Notebook's managers list theirs.
+const findModel = (manager, state) => [...(manager?._modelsSync?.values() ?? [])].find((one) => one.get("state") === state);
+
 // Whether the model with this state was read from a saved notebook, and never had a kernel. JupyterLab's manager knows.
-const isSaved = (manager, state) =>
-  [...(manager?._modelsSync?.values() ?? [])].find((one) => one.get("state") === state)?.comm_live === false;
+const isSaved = (manager, state) => findModel(manager, state)?.comm_live === false;
+
+// Has the kernel's messages handled by the front end's base class. anywidget's class refuses them all if the page was kept from
+// running for two seconds while it made the model.
+function receiveAgain(manager, state) {
+  const model = findModel(manager, state);
+  const base = model && Object.getPrototypeOf(Object.getPrototypeOf(model));
+  if (base?._handle_comm_msg) model.comm?.on_msg((message) => base._handle_comm_msg.call(model, message));
+}
 
 const clockTime = (seconds) => {
   const at = new Date(1000 * seconds);
   return [at.getHours(), at.getMinutes()].map((part) => String(part).padStart(2, "0")).join(":");
 };
 
-// Returns the state of a panel: its `kind`, the text of its chip, and the chip's tooltip. `phase` is the trait of the model.
-function panelState(phase, kernel, problem, isPaused) {
+const LATE_SECONDS = 2; // age of a picture from which on the chip says it
+
+const formatAge = (seconds) => (seconds < 120 ? `${Math.floor(seconds)} s` : `${Math.floor(seconds / 60)} min`);
+
+// Returns the state of a panel: its `kind`, the text of its chip, and the chip's tooltip. `phase` is the trait of the model,
+// `age` that of the picture in seconds.
+function panelState(phase, kernel, problem, isPaused, age = 0) {
   // A kernel that restarts stops its cluster first: its restart tells more.
-  const over = problem ? "failed" : isPaused ? "paused" : "live";
-  const kind = ["record", "simulated"].includes(phase?.name) ? phase.name : kernel !== "there" ? kernel : phase?.name === "stopped" ? "stopped" : over;
+  const over = problem ? "failed" : isPaused ? "paused" : age > LATE_SECONDS ? "late" : "live";
+  const ended = kernel !== "there" ? kernel : phase?.name === "stopped" ? "stopped" : over;
+  const kind = ["record", "simulated"].includes(phase?.name) ? phase.name : ended;
   const [text, title] = STRINGS.common.states[kind];
-  return { kind, text: kind === "stopped" ? `${text} ${clockTime(phase.at)}` : text, title };
+  const more = { stopped: () => ` ${clockTime(phase.at)}`, late: () => ` ${formatAge(age)} ago` }[kind]?.() ?? "";
+  return { kind, text: text + more, title };
 }
 
 // ---- the frame around a picture
 
 const MAX_HEIGHT = 460; // of the body in pixels, as in common.css
 const NOTE_MS = 6000; // how long a note stays
+const FIRST_PATIENCE_MS = 3000; // how long a panel waits for a silent kernel before it asks again
+const MOST_PATIENCE_MS = 30000;
 // Controls that need the kernel: the frame disables them while the panel is not live. A panel's own have the class rb-kernel.
 const REACHES = ".rb-kernel, .rb-do, .rb-acts button, .rb-scale button";
 const CAMERA = "M2 5h3l1.2-2h3.6L11 5h3v8H2Z M8 6.4a2.4 2.4 0 1 0 .01 0Z";
@@ -245,7 +269,7 @@ class Frame {
   }
 
   get isLive() {
-    return ["live", "paused"].includes(this.state.kind);
+    return ["live", "late", "paused"].includes(this.state.kind);
   }
 
   toggleHelp(isOpen = this.help.hidden) {
@@ -352,7 +376,7 @@ const panel = (name, title, build) => () => {
         const isDead = live.isCut || isSaved(model.widget_manager, model.get("state"));
         const kernel = kernelState(model.widget_manager, live.born, isDead);
         frame.canKeep = kernel === "there"; // a stopped cluster's panel and a record can still leave a snapshot
-        return panelState(model.get("phase"), kernel, model.get("problem"), paused !== null);
+        return panelState(model.get("phase"), kernel, model.get("problem"), paused !== null, (Date.now() - live.heardAt) / 1000);
       };
       const paint = () => {
         pending = 0;
@@ -373,7 +397,21 @@ const panel = (name, title, build) => () => {
           console.debug("the kernel is gone and cannot be told that a panel was closed", error);
         }
       };
-      const watch = setInterval(() => state().kind !== frame.state.kind && schedule(), 1000);
+      const open = () => model.send({ kind: "opened", eye: viewId }); // the kernel answers with the whole state
+      let [asked, patience] = [Date.now(), FIRST_PATIENCE_MS];
+      // Asks the kernel again, more and more rarely, while it is silent.
+      const askAgain = () => {
+        if (Date.now() - asked < patience) return;
+        [asked, patience] = [Date.now(), Math.min(MOST_PATIENCE_MS, 2 * patience)];
+        receiveAgain(model.widget_manager, model.get("state"));
+        open();
+      };
+      const watch = setInterval(() => {
+        const { kind, text } = state();
+        if (kind === "late") askAgain();
+        else patience = FIRST_PATIENCE_MS;
+        if (text !== frame.state.text || kind !== frame.state.kind) schedule();
+      }, 1000);
       const hear = ({ kind, eye, model: id, data }) => {
         if (kind === "snapshot" && eye === viewId && leave(model.widget_manager, id, data)) frame.say(STRINGS.common.kept);
       };
@@ -392,7 +430,7 @@ const panel = (name, title, build) => () => {
       live.listeners.add(schedule);
       observer.observe(frame.body);
       window.addEventListener("pagehide", sendClosed);
-      model.send({ kind: "opened", eye: viewId });
+      open();
       schedule();
       return () => {
         live.listeners.delete(schedule);

@@ -7,6 +7,7 @@ const STRINGS = {
     // By kind of state: the text of the chip in a panel's head, and its tooltip.
     states: {
       live: ["Live", "It follows the cluster. Click to pause the picture."],
+      late: ["Picture of", "The kernel has not said for a while that this picture is the present one. The panel asks again by itself."],
       paused: ["Paused", "The picture stands still. Click to follow the cluster again."],
       stopped: ["Stopped", "It has ended. This is the last picture before that."],
       record: ["Record", "This plays a record, or shows one that has ended."],

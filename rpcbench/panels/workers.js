@@ -421,8 +421,9 @@ export default panel("workers", "Workers", (frame, model) => {
     const words = marks.map(([, text]) => text).join();
     if (words !== legend) frame.showLegend(marks);
     legend = words;
-    const failed = Object.entries(actions).filter(([, { state }]) => state === "failed");
-    const errors = failed.map(([key, one]) => ({ key, parts: [one], text: `${key}: ${one.error}` }));
-    join(failures, errors, (_, { text }) => html("li", {}, text));
+    const hasOutcome = ({ state, action }) => state === "failed" || (state === "done" && action === "interrupt");
+    const ended = Object.entries(actions).filter(([, one]) => hasOutcome(one));
+    const outcomes = ended.map(([key, one]) => ({ key, parts: [one], isGood: !one.error, text: one.error ? `${key}: ${one.error}` : one.text }));
+    join(failures, outcomes, (_, { text, isGood }) => html("li", { class: isGood ? "rb-said" : null }, text));
   };
 });

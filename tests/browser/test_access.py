@@ -108,7 +108,7 @@ def test_the_table_of_the_status_has_a_caption_and_clicks_are_announced(notebook
     page = notebook.page
     assert told(page, ".jp-OutputArea table:not(.rb-panel table)")[0][:2] == ("table", "Workers")
     page.locator(SIDE).get_by_role("button", name="Interrupt worker1").press(" ")
-    page.locator(f"{SIDE} [role=status]").filter(has_text="Interrupted: worker1.").wait_for()
+    page.locator(f"{SIDE} [role=status]").filter(has_text="worker1 runs no cell of this notebook.").wait_for()
 
 
 def test_keys_in_a_panel_are_its_own_and_not_the_notebooks(notebook):

@@ -62,6 +62,7 @@ class Workers(BaseCluster):
 
     def interrupt(self, name):
         self.interrupted.append(name)
+        return True
 
     def restart(self, name):
         self.begun.put(name)
@@ -72,7 +73,7 @@ class Workers(BaseCluster):
     def scale(self, n):
         raise AssertionError("nobody has asked for that")
 
-    shutdown = lost = log = kill = scale
+    shutdown = lost = log = kill = _interrupt_worker = scale
 
 
 class Commands:

@@ -155,7 +155,7 @@ def test_a_panel_is_drawn_in_a_page_while_a_cell_runs_and_goes_with_its_tab(kern
 def test_workers_come_and_go_by_a_page(kernel, page):
     more = page.acts("scale", "3")
     assert more["text"].splitlines()[-1] == "3 workers: worker1, worker2, worker3."
-    assert page.acts("interrupt", "all") == {"text": "Interrupted: worker1, worker2, worker3."}
+    assert page.acts("interrupt", "all")["text"].startswith("worker1, worker2, worker3 run no cell of this notebook. ")
     assert page.acts("scale", "2") == {"text": "2 workers: worker1, worker2."}
     assert kernel.value("cluster.workers") == "['worker1', 'worker2']"
 

@@ -5,8 +5,8 @@ import test from "node:test";
 
 import { load, plain } from "./load.mjs";
 
-const names = ["isSaved", "kernelState", "panelState", "clockTime", "leave", "outputsOf", "STRINGS"];
-const { isSaved, kernelState, panelState, clockTime, leave, outputsOf, STRINGS } = load("rrefs", ...names);
+const names = ["LiveView", "receiveAgain", "isSaved", "kernelState", "panelState", "clockTime", "leave", "outputsOf", "STRINGS"];
+const { LiveView, receiveAgain, isSaved, kernelState, panelState, clockTime, leave, outputsOf, STRINGS } = load("rrefs", ...names);
 
 const manager = (kernel) => ({ kernel });
 const KERNEL = { id: "a", status: "idle", connectionStatus: "connected" };
@@ -51,8 +51,51 @@ test("the chip says the first thing that is so", () => {
   assert.equal(clockTime(at), "16:05");
 });
 
+test("the chip says how old a picture is that nobody confirms", () => {
+  const chip = (age, isPaused = false) => plain(panelState(LIVE, "there", "", isPaused, age));
+  assert.equal(chip(1.9).kind, "live");
+  assert.deepEqual([chip(3.2).kind, chip(3.2).text, chip(150).text], ["late", "Picture of 3 s ago", "Picture of 2 min ago"]);
+  assert.equal(chip(150, true).kind, "paused");
+  assert.equal(plain(panelState({ name: "stopped", at: 0 }, "there", "", false, 150)).kind, "stopped");
+});
+
+// A model as anywidget passes it: `say` is a message of the kernel.
+const makeModel = (version) => {
+  const heard = {};
+  return { state: { version, view: {} }, get(name) { return this[name]; }, on: (name, call) => (heard[name] = call),
+    say: (message) => heard["msg:custom"](message) };
+};
+
+test("a delta, a whole state and a beat of the same version confirm a picture", () => {
+  const model = makeModel(4);
+  const live = new LiveView(model);
+  const isHeard = (message) => {
+    live.heardAt = 0;
+    model.say(message);
+    return live.heardAt > 0;
+  };
+  assert.ok(isHeard({ kind: "beat", version: 4 }));
+  assert.ok(!isHeard({ kind: "beat", version: 5 })); // it has missed one
+  assert.ok(isHeard({ kind: "delta", version: 5, delta: {} }));
+  assert.ok(!isHeard({ kind: "delta", version: 7, delta: {} }));
+  live.heardAt = 0;
+  live.onState({ version: 7, view: {} });
+  assert.ok(live.heardAt > 0 && live.version === 7);
+});
+
+test("a model whose class refuses messages has them handled by the base class", () => {
+  class Base { _handle_comm_msg(message) { this.got = message; } }
+  class Refuses extends Base { _handle_comm_msg() { throw new Error("Failed to initialize model."); } }
+  const state = {};
+  const model = Object.assign(new Refuses(), { get: () => state, comm: { on_msg(call) { this.call = call; } } });
+  receiveAgain({ _modelsSync: new Map([["id", model]]) }, state);
+  model.comm.call("news");
+  assert.equal(model.got, "news");
+  receiveAgain({}, state); // a manager that lists no models
+});
+
 test("each state has a chip and a tooltip", () => {
-  for (const kind of ["live", "paused", "stopped", "record", "restarted", "gone", "cut", "failed"]) {
+  for (const kind of ["live", "late", "paused", "stopped", "record", "restarted", "gone", "cut", "failed"]) {
     const [text, title] = STRINGS.common.states[kind];
     assert.ok(text.length < 20 && title.endsWith("."), kind);
   }

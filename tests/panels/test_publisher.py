@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from rpcbench.panels.base import PanelFeed
+from rpcbench.telemetry.collector import Phase
 
 PATIENCE = 20.0
 
@@ -41,6 +42,7 @@ class Watcher:
     def __init__(self):
         self.seen = []
         self.wholes = 0
+        self.beats = 0
         self.failed = None
         self.error = None
         self.gate = threading.Event()
@@ -63,6 +65,11 @@ class Watcher:
     def send_whole_view(self):
         with self.news:
             self.wholes += 1
+            self.news.notify_all()
+
+    def send_beat(self):
+        with self.news:
+            self.beats += 1
             self.news.notify_all()
 
     def show_error(self, error):
@@ -129,6 +136,36 @@ def test_nobody_is_asked_while_nothing_changes(publisher):
     with viewer.news:
         assert not viewer.news.wait_for(lambda: len(viewer.seen) > 1, timeout=0.2)
     assert source.looks == 1
+
+
+def test_while_nothing_changes_viewers_hear_that_their_picture_is_true(publisher):
+    publisher = PanelFeed(period=0.01, heal=1000.0, beat=0.01)
+    source, viewer = Counter(), Watcher()
+    publisher.open_viewer(viewer, source)
+    viewer.until(lambda: viewer.beats >= 3)
+    assert (source.looks, viewer.seen) == (1, [0])
+    source.phase = Phase("stopped", 1.0)
+    source.change()
+    viewer.until(lambda: viewer.seen == [0, 1])
+    beats = viewer.beats
+    with viewer.news:
+        assert not viewer.news.wait_for(lambda: viewer.beats > beats + 1, timeout=0.2)  # one may be under way
+    publisher.close_viewer(viewer)
+
+
+def test_a_browser_that_asks_gets_the_whole_state_at_once(publisher):
+    source, viewer = Counter(), Watcher()
+    publisher.open_viewer(viewer, source)
+    viewer.until(lambda: viewer.seen == [0])
+    publisher.request_whole_view(viewer)
+    viewer.until(lambda: viewer.wholes == 1)
+    publisher.close_viewer(viewer)
+    publisher.request_whole_view(viewer)  # closed meanwhile
+
+
+@pytest.mark.parametrize(("work", "rest"), [(0.001, 0.12), (0.01, 0.25), (0.2, 1.0), (60.0, 2.0)])
+def test_the_thread_rests_for_multiples_of_its_work_within_bounds(publisher, work, rest):
+    assert PanelFeed()._pause_seconds(work) == pytest.approx(max(0.15, rest))
 
 
 def test_one_look_serves_all_viewers_of_a_source(publisher):

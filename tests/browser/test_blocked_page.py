@@ -1,0 +1,51 @@
+"""Panels on a page that is kept from running while they open: they move afterwards."""
+
+from __future__ import annotations
+
+import pytest
+from lab import settles
+
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(600)]
+
+START = "%load_ext rpcbench\n%cluster start 2"
+MAKE = "from rpcbench import rpc\nrref = rpc.remote('worker1', complex, (1, 2))\nrref.to_here()"
+TRAIN = """from torch import nn, ones
+from rpcbench.pipeline import Pipeline, split
+stages = split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["worker1", "worker2"])
+pipe = Pipeline(stages, microbatches=2, loss_fn=lambda output, target: output.sum())
+pipe.step(ones(4, 4), ones(4))"""
+MODEL = "%%remote all\nfrom torch import nn\nmodel = nn.Sequential(nn.Linear(4, 4))"
+SHARD = "%%remote all\nmodel.append(nn.Linear(4, 2))"
+AFTER = {  # the cell that changes the picture, and a text that is there afterwards
+    "workers": (MAKE, "worker1"),
+    "rrefs": (MAKE, "complex"),
+    "messages": (MAKE, "complex"),
+    "pipeline": (TRAIN, "loss"),
+    "autograd": (TRAIN, "held until the release"),
+    "shards": (SHARD, "1.weight"),
+}
+BLOCK = """milliseconds => {
+  const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
+  const hold = () => { const end = Date.now() + milliseconds; while (Date.now() < end); };
+  const heard = (_, { msg }) => {
+    if (msg.header.msg_type !== 'comm_open' || msg.content.target_name !== 'jupyter.widget') return;
+    kernel.anyMessage.disconnect(heard);
+    setTimeout(hold, 5);
+  };
+  kernel.anyMessage.connect(heard);
+}"""  # so holds the page's thread while a widget's model is being made
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", AFTER)
+def test_a_panel_moves_on_a_page_that_stood_still_while_it_opened(show, name):
+    change, text = AFTER[name]
+    opened = f"%panel {name}{' model' if name == 'shards' else ''}"
+    notebook = show([START, MODEL, opened, change], f"blocked-{name}.ipynb")
+    notebook.run_to_end(START, MODEL)
+    notebook.page.evaluate(BLOCK, 5000)
+    notebook.run_to_end(opened)
+    panel = notebook.cell(opened).locator(f".rb-{name}")
+    settles(notebook.page, panel.locator(".rb-chip").inner_text, "Live")
+    notebook.run_to_end(change)
+    panel.get_by_text(text).filter(visible=True).first.wait_for()
