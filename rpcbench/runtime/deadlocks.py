@@ -81,7 +81,16 @@ def _thread_state(ident: int, name: str, stack: list[FrameType]) -> ThreadState:
             held = frame.f_locals
             serving = held["agent"], held["source"], held["message"].call
             return ThreadState(ident, name, serving, future, _places_of_frame(stack[0]))
-    return ThreadState(ident, name, None, future, _places_of_frame(stack[0]))
+    return ThreadState(ident, name, None, future, () if _is_library_wait(stack) else _places_of_frame(stack[0]))
+
+
+def _is_library_wait(stack: Sequence[FrameType]) -> bool:
+    """Return whether this is a thread of an installed library, without a line of the user, that waits for something to
+    do, as the monitor of a progress bar does."""
+    files = [frame.f_code.co_filename for frame in stack]
+    begun = files[-1].startswith(STDLIB)  # by `threading`, and not by a program
+    libraries = all(file.startswith(STDLIB) or not _PACKAGES.isdisjoint(Path(file).parts) for file in files)
+    return begun and libraries and stack[0].f_code.co_name in _WAITS and files[0].startswith(STDLIB)
 
 
 def _places_of_frame(frame: FrameType) -> tuple[str, ...]:
@@ -96,6 +105,8 @@ def _places_of_frame(frame: FrameType) -> tuple[str, ...]:
 
 STDLIB = sysconfig.get_path("stdlib") + os.sep
 _IDLE = STDLIB, f"{Path(__file__).parents[1]}{os.sep}", "<frozen "
+_PACKAGES = {"site-packages", "dist-packages"}
+_WAITS = {"wait", "get", "select", "accept", "_wait_for_tstate_lock", "join", "poll"}  # of the standard library
 _KERNEL = {"ipykernel", "ipykernel_launcher.py", "IPython", "tornado", "traitlets", "zmq"}  # Jupyter's, for its threads
 
 

@@ -134,6 +134,7 @@ class Collector:
         self._wakes: dict[object, tuple[Wake, int]] = {}  # subscribers: callback, level
         self._level = QUIET  # the highest level of a subscriber
         self._probes = LatencyProbes(agent)
+        self._rejoined: dict[int, float] = {}  # when an incarnation took the place of another one, by member
         self._last: World | None = None  # the world before this process left it
         self.phase = LIVE
         agent.on_notice(TELEMETRY, self._report_received)
@@ -193,6 +194,7 @@ class Collector:
 
         `missed`: messages that the member could not report; `trimmed`: oldest messages that were dropped here; `sent`:
         all that it has sent. `epoch`: seconds since 1970 when the member's clock was 0; None before its first report.
+        `since`: when, by our clock, this incarnation took the place of another one; 0 for a first one.
         """
         if self._last is not None:
             return self._last
@@ -228,15 +230,18 @@ class Collector:
     def _empty_member(self, member: int) -> dict[str, Any]:
         name = self._agent.member(member).name
         fields: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": {}}
-        return {**fields, "left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "clock": SHARED, "epoch": None}
+        since = self._rejoined.get(member, 0.0)
+        fields |= {"left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "clock": SHARED, "epoch": None, "since": since}
+        return fields
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         with self._lock:
             if not self._wakes:
                 return
-            if kind == "joined":  # a new incarnation: rows of the old one do not count
-                self._world.pop(who.id, None)
-            elif who.id in self._world:
+            if kind == "joined" and self._world.pop(who.id, None) is not None:
+                # A new incarnation: rows of the old one do not count, and its last receipts will not come.
+                self._rejoined[who.id] = self._agent.links.clock()
+            elif kind != "joined" and who.id in self._world:
                 self._world[who.id]["state"] = "up" if kind == "recovered" else kind
             if kind in GONE:
                 self._batch.pop(who.id, None)

@@ -243,9 +243,10 @@ def messages_view(world: World) -> View:
 
     Sections: workers, messages, counts, clocks; collectives and entries as in `collectives_view`. The state of a
     message is `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`: its receiver
-    has left in good order, or some of its reports were left out. `sent` and `received`: seconds of our clock, None
-    without a report of that end. `words` describe it, and `family` is a key of `MESSAGE_FAMILIES`; a reply has the
-    label of its call. Of more than `KEPT` messages the latest are shown, and a row of `counts` has the number of `all`.
+    has left in good order, was restarted since, or some of its reports were left out. `sent` and `received`: seconds of
+    our clock, None without a report of that end. `words` describe it, and `family` is a key of `MESSAGE_FAMILIES`; a
+    reply has the label of its call. Of more than `KEPT` messages the latest are shown, and a row of `counts` has the
+    number of `all`.
     Calls of this package are shown only for cells.
     """
     joined: Table = {}
@@ -304,8 +305,9 @@ def _message_state(row: Row, world: World) -> str:
     ends = [world[end]["state"] if end in world else "lost" for end in (row["from"], row["to"])]
     if "lost" in ends or (row["lost"] is not None and not ("left" in ends and row["kind"] in _UNHURRIED)):
         return "lost"
-    receiver = world[row["to"]]  # if it has left, or has left reports out, the receipt may be among those
-    return "untold" if "left" in ends or receiver.get("missed") or receiver.get("trimmed") else "under way"
+    receiver = world[row["to"]]  # the receipt may be among the reports that it has left out, or that ended with it
+    is_old = row["sent"] is not None and row["sent"] < receiver.get("since", 0.0)
+    return "untold" if "left" in ends or receiver.get("missed") or receiver.get("trimmed") or is_old else "under way"
 
 
 class MessageFamily(NamedTuple):

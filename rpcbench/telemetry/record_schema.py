@@ -32,7 +32,7 @@ _PASS = {"pass": str, "state": str, "needed": int, "arrived": int, "waiting": in
 _SHAPES: dict[str, dict[str, Any]] = {
     "members": {
         "name": str, "id": int, "incarnation": int, "state": str, "left_out": int, "clock": [float],
-        "epoch?": (None, float),
+        "epoch?": (None, float), "since?": float,
     },
     "owned": {
         "rref": _ID, "ready": bool, "failed": bool, "type": str, "made": float, "size": (None, int), "cell": str,

@@ -15,14 +15,20 @@ stages = split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), ["worker1", "wor
 pipe = Pipeline(stages, microbatches=2, loss_fn=lambda output, target: output.sum())
 pipe.step(ones(4, 4), ones(4))"""
 MODEL = "%%remote all\nfrom torch import nn\nmodel = nn.Sequential(nn.Linear(4, 4))"
-SHARD = "%%remote all\nmodel.append(nn.Linear(4, 2))"
+SHARD = "%%remote all\nmodel[0].weight.data.zero_()"
+BACKWARD = """import torch
+import rpcbench.autograd as dist_autograd
+from rpcbench import rpc
+with dist_autograd.context() as context_id:
+    loss = rpc.rpc_sync("worker1", torch.add, (torch.ones(2, requires_grad=True), 1)).sum()
+    dist_autograd.backward(context_id, [loss])"""
 AFTER = {  # the cell that changes the picture, and a text that is there afterwards
     "workers": (MAKE, "worker1"),
     "rrefs": (MAKE, "complex"),
     "messages": (MAKE, "complex"),
     "pipeline": (TRAIN, "loss"),
-    "autograd": (TRAIN, "held until the release"),
-    "shards": (SHARD, "1.weight"),
+    "autograd": (BACKWARD, "held until the release"),
+    "shards": (SHARD, "0.weight"),
 }
 BLOCK = """milliseconds => {
   const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
@@ -46,6 +52,7 @@ def test_a_panel_moves_on_a_page_that_stood_still_while_it_opened(show, name):
     notebook.page.evaluate(BLOCK, 5000)
     notebook.run_to_end(opened)
     panel = notebook.cell(opened).locator(f".rb-{name}")
-    settles(notebook.page, panel.locator(".rb-chip").inner_text, "Live")
+    cell = notebook.cell(opened)
+    settles(notebook.page, lambda: panel.locator(".rb-chip").all_inner_texts() or cell.inner_text(), ["Live"])
     notebook.run_to_end(change)
     panel.get_by_text(text).filter(visible=True).first.wait_for()

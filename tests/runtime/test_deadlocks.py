@@ -291,3 +291,27 @@ assert gc.isenabled()
 def test_a_look_at_the_stacks_of_threads_is_not_blocked_by_a_garbage_collection() -> None:
     """Python lists threads under a lock; a collection under it lets other threads run, which may need that lock."""
     subprocess.run([sys.executable, "-c", _COLLECTING], timeout=60, check=True)
+
+
+@pytest.mark.parametrize(("folder", "is_shown"), [("site-packages/bars", False), ("project", True)])
+def test_a_waiting_thread_of_a_library_is_no_work(tmp_path, folder, is_shown):
+    """As the monitor of tqdm's bars; the same thread of a user's module is shown."""
+    file = tmp_path / folder / "monitor.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def run(event):\n    event.wait()\n")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    end = threading.Event()
+    thread = threading.Thread(target=names["run"], args=(end,), name="monitor")
+    thread.start()
+    try:
+        until(lambda: _frames_of(thread)[0].f_code.co_name == "wait" and bool(end._cond._waiters))
+        (state,) = [each for each in deadlocks.thread_states() if each.name == "monitor"]
+        assert bool(state.places) == is_shown
+    finally:
+        end.set()
+        thread.join()
+
+
+def _frames_of(thread):
+    return deadlocks._frames_by_thread().get(thread.ident) or [sys._getframe()]

@@ -240,6 +240,8 @@ def test_times_of_another_host_are_put_on_our_clock() -> None:
         ({"state": "left"}, "untold"),
         ({"missed": 2}, "untold"),
         ({"trimmed": 2}, "untold"),
+        ({"since": 0.5}, "under way"),
+        ({"since": 2.0}, "untold"),
     ],
 )
 def test_what_has_not_come_is_under_way_or_lost_with_its_end(change: dict[str, Any], state: str) -> None:
