@@ -97,8 +97,8 @@ export class Actions {
   }
 
   private async _mayShrink(cluster: Cluster, size: number): Promise<boolean> {
-    const excess = cluster.workers.length - size;
-    return excess <= 0 || askToConfirm(ASK.end(excess), ASK.loseThem, ASK.confirm.end);
+    const ended = cluster.workers.slice(size).map(({ name }) => name);
+    return !ended.length || askToConfirm(ASK.end(ended.join(', ')), ASK.loseThem(ended.length), ASK.confirm.end);
   }
 
   private readonly _sessions: KernelSessions;

@@ -135,7 +135,7 @@ export const STRINGS = {
     restart: (name: string) => `Restart ${name}`,
     startAgain: (name: string) => `Start ${name} again`,
     lost: (why: string) => `lost: ${why}`,
-    restarted: (times: number) => `restarted ${times === 1 ? 'once' : times === 2 ? 'twice' : `${times} times`}`,
+    started: (times: number) => `started ${times === 2 ? 'twice' : `${times} times`}`,
     drop: (name: string) => `runs on ${name}`
   },
   picker: {
@@ -158,8 +158,8 @@ export const STRINGS = {
     stillRuns: (name: string) => `${name} is still running. Everything it holds will be lost.`,
     stop: (size: number) => `Stop ${count(size)}?`,
     lose: 'Everything its workers hold will be lost.',
-    end: (size: number) => `End ${count(size)}?`,
-    loseThem: 'Everything they hold will be lost.',
+    end: (names: string) => `End ${names}?`,
+    loseThem: (size: number) => `Everything ${size === 1 ? 'it holds' : 'they hold'} will be lost.`,
     confirm: { restart: 'Restart', stop: 'Stop', end: 'End' }
   },
   commands: {

@@ -30,12 +30,10 @@ export function WorkerRow({ worker, cluster, disabled, actions }: WorkerProps): 
     >
       <Mark state={state} />
       <div className="rbx-text">
-        <span className="rbx-name">{name}</span>
-        {describe(worker).map(text => (
-          <span key={text} className="rbx-about">
-            {text}
-          </span>
-        ))}
+        <span className="rbx-now">
+          <span className="rbx-name">{name}</span> <span className="rbx-about">{describe(worker)}</span>
+        </span>
+        {!lost && worker.start > 1 && <span className="rbx-about">{words.started(worker.start)}</span>}
       </div>
       {cluster.current && !lost && (
         <IconButton icon={undoIcon} label={words.target(name)} onClick={() => void actions.setTarget(name)} flip />
@@ -53,13 +51,9 @@ export function WorkerRow({ worker, cluster, disabled, actions }: WorkerProps): 
   );
 }
 
-/** Return the parts of the text; each stays in one line if it fits. */
-function describe({ state, note, start, cpu }: Worker): string[] {
-  if (note) {
-    return [STRINGS.worker.lost(note)];
-  }
-  const now = cpu > 0 ? `${state} · ${cpu} %` : state;
-  return start > 1 ? [`${now}, `, STRINGS.worker.restarted(start - 1)] : [now];
+/** Return what changes by the second: in one line, so that the rows below stay where they are. */
+function describe({ state, note, cpu }: Worker): string {
+  return note ? STRINGS.worker.lost(note) : cpu > 0 ? `${state} · ${cpu} %` : state;
 }
 
 const SHAPES: Record<WorkerState, React.JSX.Element> = {

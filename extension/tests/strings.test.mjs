@@ -24,7 +24,8 @@ test('no other file has a text that users read', () => {
 
 test('numbers are said in words that fit', () => {
   assert.deepEqual([1, 2].map(count), ['1 worker', '2 workers']);
-  assert.deepEqual([1, 2, 3].map(STRINGS.worker.restarted), ['restarted once', 'restarted twice', 'restarted 3 times']);
+  assert.deepEqual([2, 3].map(STRINGS.worker.started), ['started twice', 'started 3 times']);
+  assert.deepEqual([1, 2].map(STRINGS.ask.loseThem), ['it holds', 'they hold'].map(words => `Everything ${words} will be lost.`));
   assert.deepEqual(STRINGS.status.text(0, 0), 'rpcbench: no workers');
   assert.deepEqual(STRINGS.status.text(3, 1), 'rpcbench: 3 workers, 1 lost');
 });

@@ -34,7 +34,7 @@ const STRINGS = {
     acting: { restart: "starts again …", interrupt: "is interrupted …", stop: "stops …" },
     process: (pid, start) => [
       pid === null ? "" : `process ${pid}`,
-      start ? `restarted ${start === 1 ? "once" : `${start} times`}` : "",
+      start ? `started ${start === 1 ? "twice" : `${start + 1} times`}` : "",
     ],
     threads: (busy, waiting) => `${busy} busy, ${waiting} waiting`,
     unknown: "not known",

@@ -52,7 +52,7 @@ def notebook(lab):
     size.press("ArrowUp")
     size.press("ArrowDown")
     size.press("Enter")
-    page.locator(SIDE).get_by_role("listitem").filter(has_text="worker2ready").wait_for()
+    page.locator(SIDE).get_by_role("listitem").filter(has_text="worker2 ready").wait_for()
     opened.run_to_end(MAKE, *panels, TALK)
     page.locator(".rb-pipeline .rb-slider").wait_for()
     page.locator(".rb-messages [data-message]", has_text="result of abs").wait_for()

@@ -92,7 +92,7 @@ def _start(notebook, side):
     side.get_by_text("Runs %load_ext rpcbench in this notebook's kernel first").wait_for()
     side.get_by_role("button", name="Start 2 workers").click()
     side.get_by_role("status").filter(has_text="Starting 2 workers").locator("progress").wait_for()
-    side.get_by_role("listitem").filter(has_text="worker2ready").wait_for()
+    side.get_by_role("listitem").filter(has_text="worker2 ready").wait_for()
     until(lambda: notebook.value(WORKERS) == ["worker1", "worker2"], "both workers")
     notebook.page.get_by_role("button", name="rpcbench: 2 workers").wait_for()
 
@@ -142,7 +142,7 @@ def _restart_while_a_cell_runs(notebook, side):
     side.get_by_role("listitem").filter(has_text="worker2lost: killed by SIGKILL").wait_for()
     notebook.page.get_by_role("button", name="rpcbench: 2 workers, 1 lost").wait_for()
     side.get_by_role("button", name="Start worker2 again").press("Enter")
-    side.get_by_role("listitem").filter(has_text="worker2ready, restarted once").wait_for()
+    side.get_by_role("listitem").filter(has_text="worker2 ready").filter(has_text="started twice").wait_for()
     assert notebook.page.evaluate(CUT) == []
     side.get_by_role("status").filter(has_text="Started again: worker2.").wait_for()
 
@@ -192,12 +192,12 @@ def _lose_the_connection(notebook, side):
     side.get_by_text("The connection to the kernel is lost").wait_for()
     assert side.get_by_role("listitem").count() == 0
     page.context.set_offline(False)
-    side.get_by_role("listitem").filter(has_text="worker2ready").wait_for()
+    side.get_by_role("listitem").filter(has_text="worker2 ready").wait_for()
 
 
 def _change_the_number(side):
     side.get_by_role("button", name="One more worker for main").click()
-    side.get_by_role("listitem").filter(has_text="worker3ready").wait_for()
+    side.get_by_role("listitem").filter(has_text="worker3 ready").wait_for()
     side.get_by_role("button", name="One fewer worker for main").click()
     side.page.get_by_role("button", name="End", exact=True).click()
     side.get_by_role("listitem").filter(has_text="worker3").wait_for(state="detached")

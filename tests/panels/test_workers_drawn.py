@@ -275,7 +275,7 @@ def test_columns_stand_at_the_width_of_the_docs_and_rows_have_one_line_at_that_o
     heights = shown.page.eval_on_selector_all("tr[data-worker]", "all => all.map(one => one.offsetHeight)")
     wide, room = shown.page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
     shown.page.locator("tr[data-worker='3'] .rb-opener").click()
-    assert "process 103 · restarted once" in shown.page.locator("tr[data-worker='3'] + tr").inner_text()
+    assert "process 103 · started twice" in shown.page.locator("tr[data-worker='3'] + tr").inner_text()
     page.set_viewport_size({"width": 1000, "height": 700})
     assert max(heights) <= 36 and wide <= room, heights
 
