@@ -265,6 +265,7 @@ class Frame {
     this.asker.addEventListener("click", () => this.toggleHelp());
     this.toggleHelp(false);
     this.tallest = 0;
+    this.resize(0, 0);
     this.cleanups = [() => clearTimeout(this.noteTimer)]; // functions to call when the view is removed
   }
 
@@ -324,6 +325,7 @@ class Frame {
     if (exact) set(this.body, { style: `min-height: ${Math.min(MAX_HEIGHT, this.tallest + head)}px` });
     set(this.top, { width, height: head, viewBox: `0 0 ${width} ${head}`, style: head ? null : "display:none" });
     set(this.picture, { width, height: tall, viewBox: `0 0 ${width} ${tall}` });
+    set(this.hint, { style: head ? `top: ${head}px` : null }); // the names above the columns stay in sight
   }
 
   // Sets the picture's description, which screen readers read.
@@ -408,6 +410,7 @@ const panel = (name, title, build) => () => {
       };
       const watch = setInterval(() => {
         const { kind, text } = state();
+        if (el.isConnected && !el.firstChild) el.append(frame.root); // anywidget has emptied it
         if (kind === "late") askAgain();
         else patience = FIRST_PATIENCE_MS;
         if (text !== frame.state.text || kind !== frame.state.kind) schedule();
@@ -425,7 +428,7 @@ const panel = (name, title, build) => () => {
         if (!page) frame.say(STRINGS.common.kept); // the kernel adds it to the output of the cell
       });
       frame.redraw = schedule; // for the panel's own controls
-      el.append(frame.root);
+      el.replaceChildren(frame.root); // anywidget may draw a view twice
       model.on("msg:custom", hear);
       live.listeners.add(schedule);
       observer.observe(frame.body);

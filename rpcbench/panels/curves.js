@@ -3,10 +3,16 @@
 const [CURVE_HEIGHT, CURVE_TOP, CURVE_EDGE] = [58, 24, 8]; // pixels: a curve, the top of its line, the room beside the line
 const NARROWEST = 130; // pixels of a curve, for its name and value
 
+// Returns a number with three digits, so that it has about the same width in each step.
+function formatFigure(value) {
+  const size = Math.abs(value);
+  return size === 0 || (size >= 1e-3 && size < 1e4) ? value.toPrecision(3) : value.toExponential(2);
+}
+
 const rateOf = (step) => step.samples && step.samples / durationOf(step);
 // All begin at 0 but the loss.
 const CURVES = [
-  { key: "loss", value: (step) => step.loss, text: (value) => String(+value.toPrecision(4)) },
+  { key: "loss", value: (step) => step.loss, text: formatFigure },
   { key: "time", value: durationOf, text: (value) => formatDuration(value), least: 0, most: 3 },
   { key: "bubble", value: (step) => step.bubble, text: percent, least: 0, floor: (step) => step.minimum },
   { key: "rate", value: rateOf, text: (value) => Math.round(value).toLocaleString("en"), least: 0 },

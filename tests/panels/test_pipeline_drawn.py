@@ -434,7 +434,7 @@ def test_curves_show_the_steps_seen_and_a_click_opens_one(show):
         end = train(at, number, start=end, loss=2.0 / number)
         shown.move(at)
     assert shown.texts(".rb-line > text") == [
-        f"loss {2 * 2.0 / 8:g}", f"step time {shown.texts('.rb-stat')[1].partition(' step time')[0]}",
+        "loss 0.500", f"step time {shown.texts('.rb-stat')[1].partition(' step time')[0]}",
         f"bubble {100 * shown.view['steps']['8']['bubble']:.0f} % ┄ minimum 20 %",
         f"samples/s {64 / (shown.view['steps']['8']['end'] - shown.view['steps']['8']['begin']):,.0f}",
     ]  # fmt: skip
