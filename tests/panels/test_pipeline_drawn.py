@@ -438,7 +438,7 @@ def test_curves_show_the_steps_seen_and_a_click_opens_one(show):
         f"bubble {100 * shown.view['steps']['8']['bubble']:.0f} % ┄ minimum 20 %",
         f"samples/s {64 / (shown.view['steps']['8']['end'] - shown.view['steps']['8']['begin']):,.0f}",
     ]  # fmt: skip
-    assert "0.5 to 4 in 8 steps" in shown.page.locator(".rb-line").first.get_attribute("aria-label")
+    assert "0.500 to 4.00 in 8 steps" in shown.page.locator(".rb-line").first.get_attribute("aria-label")
     for x, step in ((10, "1"), (240, "8")):
         shown.page.locator(".rb-line").first.click(position={"x": min(x, 240), "y": 40})
         drawn(shown)
