@@ -47,6 +47,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from rpcbench.base.errors import SimulationError
+from rpcbench.distributed.call_sites import calling_site
 from rpcbench.runtime.handles import is_user_file
 from rpcbench.simulation.fake_cuda import play_cuda_on_cpu
 from rpcbench.simulation.fake_groups import make_groups_fake
@@ -243,9 +244,11 @@ def _take_stages_as_given() -> Iterator[None]:
     def set_mode(schedule: Any, stages: list[Any], has_backward: bool, *done: Any) -> None:
         for stage in stages:
             if InferenceMode.needs_dynamic(stage._user_meta, has_backward):
+                is_complete = stage._user_meta.is_complete_for_forward()  # then it is DTensors that need more
+                names = "input_grads=..., output_grads=..." if is_complete else "input_args=..., output_args=..."
                 raise SimulationError(
-                    f"stage {stage.stage_index} would get its shapes from the stage before it, which is not there: "
-                    "make it by PipelineStage(..., input_args=..., output_args=...)"
+                    f"{calling_site()}: stage {stage.stage_index} would get its shapes from the stages beside it, "
+                    f"which are not there: make it by PipelineStage(..., {names}), tensors of one micro-batch"
                 )
             stage._inference_mode = InferenceMode.STATIC
 

@@ -4,11 +4,12 @@ Guarantees
 - In a forward pass, and in one that is run again, it is the innermost module that is being called.
 - In a backward pass it is the module whose output's gradient came last. After the gradient of a module's input it is
   the module around it.
-- After `__exit__` no hook is left.
+- After `__exit__` no hook is left. No module is kept alive.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ class ModuleWatch:
 
     def __init__(self, model_found: Callable[[nn.Module], None]) -> None:
         self._model_found = model_found  # called with each outermost module, when it is called first
-        self._paths: dict[nn.Module, str] = {}
+        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._running: list[str] = []  # of a forward pass, outermost first
         self._in_backward = ""
         self._handles: list[RemovableHandle] = []

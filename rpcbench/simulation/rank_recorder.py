@@ -3,6 +3,7 @@
 Guarantees
 - The program computes the same shapes as without a recorder; no operator runs twice.
 - A view of a tensor is no kernel. An operator that torch makes of others is recorded as those.
+- No model lives longer than in its program.
 - Collectives have the words of the rows of real runs (`distributed.torch_ops`).
 """
 
@@ -20,6 +21,7 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -93,7 +95,7 @@ class RankRecorder(TorchDispatchMode):
         self.log = RankLog(rank)
         self._memory = MemoryBook(self.current_stream)
         self._modules = ModuleWatch(self._model_found)
-        self._found: dict[int, Tensor] = {}
+        self._models = weakref.WeakKeyDictionary[nn.Module, dict[int, int]]()  # id of a parameter → its elements
         self._in_optimizer = self._in_backward = False
         self._streams: dict[int, int] = {}  # id of a stream → its number; the stream is kept
         self._kept_streams: list[Any] = []
@@ -130,9 +132,12 @@ class RankRecorder(TorchDispatchMode):
     def end_step(self) -> RankLog:
         """Return the log of the step."""
         self._held.clear()  # those of collectives that nothing waits for
-        self._mark_gradients(self._found.values())
+        self._mark_gradients(each for model in self._models for each in model.parameters())
         self._memory.write_step(self.log)
-        self.log.parameters = sum(local_tensor(each).numel() for each in self._found.values())
+        counts: dict[int, int] = {}
+        for own in self._models.values():
+            counts |= own
+        self.log.parameters = sum(counts.values())
         return self.log
 
     def add_action(self, action: Action) -> None:
@@ -279,9 +284,9 @@ class RankRecorder(TorchDispatchMode):
         self._memory.mark_tensors([tensor], GRADIENTS)
 
     def _model_found(self, model: nn.Module) -> None:
-        for tensor in [*model.parameters(), *model.buffers()]:
-            self._found.setdefault(id(tensor), tensor)
-            self._memory.mark_tensors([local_tensor(tensor)], PARAMETERS)
+        tensors = [*model.parameters(), *model.buffers()]
+        self._models[model] = {id(tensor): local_tensor(tensor).numel() for tensor in tensors}
+        self._memory.mark_tensors(map(local_tensor, tensors), PARAMETERS)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._in_optimizer = True

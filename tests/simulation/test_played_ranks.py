@@ -121,6 +121,19 @@ def test_memory_is_counted_to_the_byte():
     assert total["parameters"] == total["optimizer"] == total["gradients"] == 0  # all that a step takes is given back
 
 
+def test_a_model_that_the_program_drops_is_freed():
+    size = 4 * (WIDTH * WIDTH + WIDTH)
+
+    def step():
+        nn.Linear(WIDTH, WIDTH)(torch.ones(ROWS, WIDTH)).sum().backward()
+
+    log = play_rank(lambda: step, {"dp": 1}, 0)
+    assert log.before["parameters"] == 0  # that of the first step is gone
+    assert log.peak_memory().by_category["parameters"] == size
+    assert sum(change.bytes for change in log.memory) == 0
+    assert log.parameters == 0
+
+
 def test_a_forward_that_is_run_again_is_told_from_the_first():
     class Recomputed(Block):
         def forward(self, x):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 import rpcbench
 from rpcbench.launch.plan_layouts import enumerate_meshes
@@ -141,5 +142,13 @@ def test_stages_wait_for_each_other():
 
 
 def test_a_stage_that_would_get_its_shapes_from_another_one_is_an_error():
-    with pytest.raises(rpcbench.SimulationError, match=r"stage 0 would get its shapes .*input_args=..., output_args="):
-        rpcbench.simulate(lambda mesh: stages(mesh, input_args=None), mesh={"pp": 2})
+    text = r"test_simulated_world.py:\d+: stage 1 would get its shapes .*PipelineStage\(..., {}=..., {}=...\)"
+    with pytest.raises(rpcbench.SimulationError, match=text.format("input_args", "output_args")):
+        play_rank(lambda mesh: stages(mesh, input_args=None), {"pp": 2}, 1)
+
+    def with_dtensors(mesh):
+        rows = distribute_tensor(torch.ones(4, 512), mesh["tp"], [Replicate()])
+        return stages(mesh, rows=4, input_args=(rows,), output_args=(rows,))
+
+    with pytest.raises(rpcbench.SimulationError, match=text.format("input_grads", "output_grads")):
+        play_rank(with_dtensors, {"pp": 2, "tp": 2}, 2)
