@@ -20,13 +20,13 @@ def print_simulation(options: argparse.Namespace) -> None:
     """Play the script that the options name, and print its step, or all layouts. RpcError if it cannot be played."""
     try:
         _check_arguments(options)
-        hosts = describe_hardware(options.hardware).ranks_per_host
-        script = Script(options.script, options.rest, options.is_module, options.values, hosts)
+        hardware = describe_hardware(options.hardware)
+        script = Script(options.script, hardware, options.rest, options.is_module, options.values)
         if options.layouts:
             ranks = math.prod(options.mesh.values())
-            print(plan_script(script, ranks, options.hardware, [*options.mesh], options.tokens))
+            print(plan_script(script, ranks, [*options.mesh], options.tokens))
             return
-        world = simulate_script(script, options.mesh, options.hardware, options.tokens)
+        world = simulate_script(script, options.mesh, options.tokens)
     except (SimulationError, ValueError) as error:
         raise RpcError(str(error)) from error
     print(world)

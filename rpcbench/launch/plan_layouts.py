@@ -107,8 +107,9 @@ def plan(
     >>> [layout.name for layout in sorted(rpcbench.plan(program, 4, "a100").layouts, key=lambda each: each.name)]
     ['dp 2, tp 2', 'dp 4', 'tp 4']
     """
-    play_all = partial(play_on_workers, partial(_try_rank, program))
-    return plan_with(play_all, ranks, describe_hardware(hardware), dimensions, most, tokens)
+    described = describe_hardware(hardware)
+    play_all = partial(play_on_workers, partial(_try_rank, program, described))
+    return plan_with(play_all, ranks, described, dimensions, most, tokens)
 
 
 def plan_with(
@@ -143,10 +144,10 @@ def enumerate_meshes(ranks: int, dimensions: Sequence[str]) -> Iterator[dict[str
                 yield {dimensions[0]: size, **rest}
 
 
-def _try_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog | str:
+def _try_rank(program: Program, hardware: Hardware, mesh: Mapping[str, int], rank: int) -> RankLog | str:
     """Play a rank; return its log, or the error as text: one layout that is impossible does not end the others."""
     try:
-        return play_rank(program, mesh, rank)
+        return play_rank(program, mesh, rank, hardware)
     except Exception as error:  # noqa: BLE001  (a program may raise anything; the plan shows it)
         return f"{type(error).__name__}: {error}"
 

@@ -74,8 +74,9 @@ def simulate(
     >>> world.ranks
     64
     """
-    play_all = partial(play_on_workers, partial(play_rank, program))
-    return simulate_with(play_all, mesh, describe_hardware(hardware), tokens, ranks)
+    described = describe_hardware(hardware)
+    play_all = partial(play_on_workers, partial(play_rank, program, hardware=described))
+    return simulate_with(play_all, mesh, described, tokens, ranks)
 
 
 def play_on_workers(play: Callable[[Mapping[str, int], int], T], places: Sequence[Place]) -> list[T]:
@@ -146,8 +147,10 @@ def _identify_action(action: Action | None) -> tuple[object, ...]:
     return type(action), getattr(action, "op", ""), action.bytes if isinstance(action, Collective) else 0
 
 
-def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
-    """Play one rank in this process, and return the log of its last step."""
+def play_rank(
+    program: Program, mesh: Mapping[str, int], rank: int, hardware: str | Hardware = "h100"
+) -> RankLog:  # fmt: skip
+    """Play one rank in this process, and return the log of its last step. See `simulate`."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -156,7 +159,8 @@ def play_rank(program: Program, mesh: Mapping[str, int], rank: int) -> RankLog:
     from rpcbench.simulation.rank_recorder import RankRecorder
 
     recorder, operators = RankRecorder(rank), FakeOperators()
-    with fake_world(RankPlace(rank, math.prod(mesh.values())), recorder.mark_gradients), operators, recorder:
+    place = RankPlace(rank, math.prod(mesh.values()), describe_hardware(hardware))
+    with fake_world(place, recorder.mark_gradients), operators, recorder:
         places = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
         torch.manual_seed(0)
         step = program(places) if inspect.signature(program).parameters else program()

@@ -31,9 +31,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rpcbench.base.errors import SimulationError, count_noun
 from rpcbench.launch.plan_layouts import LayoutPlan, plan_with
-from rpcbench.launch.simulate_programs import describe_hardware, simulate_with
+from rpcbench.launch.simulate_programs import simulate_with
 from rpcbench.simulation.fake_operators import FakeOperators
 from rpcbench.simulation.fake_world import RankPlace, fake_world
+from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.rank_log import RankLog
 from rpcbench.simulation.rank_recorder import RankRecorder
 from rpcbench.simulation.simulated_world import SimulatedWorld
@@ -47,17 +48,17 @@ class Script:
 
     Args:
         name: Its path, or the module's name.
+        hardware: On which it runs: the script sees its name, its memory, and the ranks of a host.
         arguments: `{dp}` stands for the size of the dimension "dp" of the mesh.
         is_module: As after `torchrun -m`.
         values: What a read of a tensor's value returns; None: it is an error.
-        ranks_per_host: For LOCAL_RANK.
     """
 
     name: str
+    hardware: Hardware
     arguments: Sequence[str] = ()
     is_module: bool = False
     values: float | None = None
-    ranks_per_host: int = 8
 
     def arguments_on(self, mesh: Mapping[str, int]) -> list[str]:
         """Return the arguments for a mesh."""
@@ -113,18 +114,16 @@ class StepFinder:
             raise StepPlayed
 
 
-def simulate_script(
-    script: Script, mesh: Mapping[str, int], hardware: str = "h100", tokens: int | None = None
-) -> SimulatedWorld:
+def simulate_script(script: Script, mesh: Mapping[str, int], tokens: int | None = None) -> SimulatedWorld:
     """Play a script as the ranks of a world. For the roles of ranks and the result see `rpcbench.simulate`."""
-    return simulate_with(partial(_play_in_processes, script), mesh, describe_hardware(hardware), tokens)
+    return simulate_with(partial(_play_in_processes, script), mesh, script.hardware, tokens)
 
 
 def plan_script(
-    script: Script, ranks: int, hardware: str, dimensions: Sequence[str], tokens: int | None = None
-) -> LayoutPlan:
+    script: Script, ranks: int, dimensions: Sequence[str], tokens: int | None = None
+) -> LayoutPlan:  # fmt: skip
     """Simulate a script on all meshes of so many ranks. See `rpcbench.plan`."""
-    return plan_with(partial(_try_in_processes, script), ranks, describe_hardware(hardware), dimensions, tokens=tokens)
+    return plan_with(partial(_try_in_processes, script), ranks, script.hardware, dimensions, tokens=tokens)
 
 
 def _play_in_processes(script: Script, places: Sequence[tuple[Mapping[str, int], int]]) -> list[RankLog]:
@@ -172,7 +171,7 @@ def _read_log_or_error(played: Future[RankLog]) -> RankLog | str:
 
 def play_script(script: Script, mesh: Mapping[str, int], rank: int) -> RankLog:
     """Play one rank of a script in this process, and return the log of its step. Once in a process."""
-    place = RankPlace(rank, math.prod(mesh.values()), script.ranks_per_host)
+    place = RankPlace(rank, math.prod(mesh.values()), script.hardware)
     os.environ.update(place.torchrun_variables())
     sys.argv = [script.name, *script.arguments_on(mesh)]
     recorder, operators = RankRecorder(rank), FakeOperators(script.values)

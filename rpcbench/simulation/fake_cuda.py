@@ -15,7 +15,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.cuda
@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from rpcbench.base.errors import SimulationError
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.runtime.handles import is_user_file
+from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.patches import replace_attribute, replace_attributes
 
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -47,6 +48,13 @@ _WITHOUT_EFFECT = (
     "reset_accumulated_memory_stats",
 )  # fmt: skip
 _MARKS = ("mark", "range_push", "range_pop", "range_start", "range_end")  # of torch.cuda.nvtx
+
+
+class GpuProperties(NamedTuple):
+    """What a program gets to know of its GPU: the name and the bytes of memory of the hardware."""
+
+    name: str
+    total_memory: int
 
 
 class CudaAsCpu(TorchFunctionMode):
@@ -81,9 +89,10 @@ def _widen_tensor(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def play_cuda_on_cpu(local_rank: int, local_size: int) -> Iterator[None]:
+def play_cuda_on_cpu(local_rank: int, local_size: int, hardware: Hardware) -> Iterator[None]:
     """Let programs use "cuda" within the block, as the rank `local_rank` of `local_size` on its host."""
     changed = {
+        "get_device_properties": lambda device=None: GpuProperties(hardware.name, int(hardware.memory_bytes)),
         "current_device": lambda: local_rank,
         "device_count": lambda: local_size,
         "is_available": _is_available_to_caller(torch.cuda.is_available),

@@ -6,7 +6,7 @@ Guarantees
 - Small tensors have values if these follow from such counts, or from numbers of the program. A collective gives
   them the values that it would if all ranks had the same; where that is not known, they have none.
 - A value that is not known is an error when it is read, or `values`, where that is given; the report says so.
-- What `torch.compile` gets runs as it was written; the report says so.
+- What `torch.compile` gets runs as it was written; no checkpoint is written. The report says so.
 - A wait returns the tensor that was waited for, as on a real rank, and not another one.
 """
 
@@ -21,13 +21,13 @@ import torch.distributed as c10d
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed import distributed_c10d
+from torch.distributed import checkpoint, distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from rpcbench.distributed.call_sites import calling_site
 from rpcbench.distributed.torch_ops import TORCH_OPS
-from rpcbench.simulation.patches import replace_attribute
+from rpcbench.simulation.patches import replace_attribute, replace_attributes
 
 _MOST_KNOWN = 2**16  # elements of a tensor whose values are kept
 _WITHOUT_VALUES = {"empty_like", "new_empty", "new_empty_strided"}
@@ -39,6 +39,7 @@ _TOGETHER = {  # operator of several tensors → that of one, which has a form w
     "allgather_into_tensor_coalesced_": torch.ops.c10d._allgather_base_.default,
     "reduce_scatter_tensor_coalesced_": torch.ops.c10d._reduce_scatter_base_.default,
 }
+_SAVES: dict[Any, tuple[str, ...]] = {torch: ("save",), checkpoint: ("save", "async_save")}
 _GATHERS = {"_allgather_base_", "all_gather_into_tensor"}
 
 
@@ -54,6 +55,8 @@ class FakeOperators(TorchDispatchMode):
     def __enter__(self) -> FakeOperators:
         self._exits.enter_context(replace_attribute(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST_KNOWN))
         self._exits.enter_context(replace_attribute(torch, "compile", self._leave_uncompiled))
+        for module, names in _SAVES.items():
+            self._exits.enter_context(replace_attributes(module, dict.fromkeys(names, self._leave_unsaved)))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -87,6 +90,9 @@ class FakeOperators(TorchDispatchMode):
     def _leave_uncompiled(self, model: Any = None, **options: Any) -> Any:
         self._add_remark("torch.compile is not simulated: what it compiles runs as it was written")
         return (lambda function: function) if model is None else model
+
+    def _leave_unsaved(self, *args: Any, **options: Any) -> None:
+        self._add_remark(f"{calling_site()}: no checkpoint is written")
 
     def _assume_value(self, tensor: Tensor, value: float) -> float:
         """Return the value that the program reads: of a comparison, False."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import threading
 import traceback
 import warnings
 import weakref
@@ -48,10 +49,16 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from rpcbench.base.errors import SimulationError
 from rpcbench.distributed.call_sites import calling_site
+from rpcbench.runtime import current
 from rpcbench.runtime.handles import is_user_file
 from rpcbench.simulation.fake_cuda import play_cuda_on_cpu
 from rpcbench.simulation.fake_groups import make_groups_fake
+from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.patches import replace_attribute, run_with_data
+
+_OF_THE_CPU = r"DTensor (random|manual_seed)|torch\.cuda\.amp\.GradScaler is enabled|'pin_memory' argument"
+"""Warnings that a real run on GPUs does not have."""
+_OF_GPUS = ("_cuda", "_nccl")  # names of torch._C that are absent without CUDA
 
 
 class RankPlace(NamedTuple):
@@ -59,7 +66,11 @@ class RankPlace(NamedTuple):
 
     rank: int
     size: int
-    ranks_per_host: int = 8
+    hardware: Hardware  # of which the program sees the name, the memory and the ranks of a host
+
+    @property
+    def ranks_per_host(self) -> int:
+        return self.hardware.ranks_per_host
 
     @property
     def local_rank(self) -> int:
@@ -100,9 +111,10 @@ def fake_world(
             stack.enter_context(make_groups_fake(place.rank, place.size))
             if has_group:
                 c10d.init_process_group()
-            stack.enter_context(play_cuda_on_cpu(place.local_rank, place.local_size))
+            stack.enter_context(replace_attribute(current, "current_agent", _refuse_agent(current.current_agent)))
+            stack.enter_context(play_cuda_on_cpu(place.local_rank, place.local_size, place.hardware))
             stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "DTensor random operators")  # on a CPU, where they have no values here
+            warnings.filterwarnings("ignore", _OF_THE_CPU)
             stack.enter_context(_compute_meshes_with_data())
             stack.enter_context(_propagate_shapes_unseen())
             stack.enter_context(_make_ddp_without_data(bucket_found))
@@ -110,6 +122,7 @@ def fake_world(
             for loader, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
                 stack.enter_context(replace_attribute(loader, name, run_with_data(vars(loader)[name])))
             stack.enter_context(replace_attribute(FakeTensor, "__deepcopy__", _copy_tensor))
+            stack.enter_context(replace_attribute(FakeTensor, "__format__", _format_tensor))
             swap = _swap_with_weak_references(torch.utils.swap_tensors)
             stack.enter_context(replace_attribute(torch.utils, "swap_tensors", swap))
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -119,6 +132,21 @@ def fake_world(
         if c10d.is_initialized():
             c10d.destroy_process_group()
         _forget_meshes()
+
+
+def _refuse_agent(find: Callable[[], Any]) -> Callable[[], Any]:
+    """Return `current_agent`, which refuses the program, and not the other threads of its worker."""
+    program = threading.get_ident()
+
+    def current_agent() -> Any:
+        if threading.get_ident() != program:
+            return find()
+        raise SimulationError(
+            f"{calling_site()} speaks to workers, as RPC and pipelines of rpcbench do, and a simulated rank has none: "
+            "use torch.distributed, for a pipeline torch.distributed.pipelining, of which each stage is a role"
+        )
+
+    return current_agent
 
 
 def _forget_meshes() -> None:
@@ -195,6 +223,11 @@ def _copy_tensor(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
         vars(made).update(copy.deepcopy(own, memo))
     copied: Tensor = memo[id(tensor)]
     return copied
+
+
+def _format_tensor(tensor: FakeTensor, specification: str) -> str:
+    """Format a tensor as torch does for those with data: a tensor without dimensions as its value."""
+    return format(tensor.item() if tensor.dim() == 0 else str(tensor), specification)
 
 
 def _swap_with_weak_references(swap: Any) -> Any:
@@ -276,6 +309,13 @@ def explain_errors() -> Iterator[None]:
         raise SimulationError(
             f"{_place_of(error)}: {error.func} has no implementation without data: register one by "
             "torch.library.register_fake"
+        ) from error
+    except AttributeError as error:
+        if error.obj is not torch._C or not str(error.name).startswith(_OF_GPUS):
+            raise
+        name = traceback.extract_tb(error.__traceback__)[-1].name
+        raise SimulationError(
+            f"{_place_of(error)} calls {name}, which needs CUDA, and this torch has none: leave it out of the program"
         ) from error
 
 

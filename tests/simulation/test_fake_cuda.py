@@ -9,8 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from rpcbench import SimulationError
+import rpcbench
+from rpcbench import SimulationError, rpc
 from rpcbench.launch.simulate_programs import play_rank
+from rpcbench.pipeline import Pipeline, split
 from rpcbench.simulation.rank_log import Collective, Kernel, RankLog, RecordEvent, Synchronize, WaitForEvent
 
 WIDTH, ROWS = 64, 32
@@ -27,6 +29,8 @@ def collectives(log: RankLog) -> list[Collective]:
 def test_the_device_of_a_program_for_gpus_is_that_of_the_cpu():
     def program(mesh):
         assert torch.cuda.is_available()
+        assert torch.cuda.get_device_name() == "h100"
+        assert torch.cuda.get_device_properties(1).total_memory == int(rpcbench.hardware("h100").memory_bytes)
         torch.cuda.set_device(1)
         device = torch.device("cuda", torch.cuda.current_device())
         model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH).to(device).to(1), [1])
@@ -140,7 +144,9 @@ def test_objects_of_other_ranks_are_those_of_this_one():
     ("call", "text"),
     [
         (lambda: dist.broadcast_object_list([None], src=0), "gets an object from a rank that is not there"),
-        (lambda: torch.cuda.get_device_properties(0), r"calls torch\.cuda\.get_device_properties, which needs a GPU"),
+        (lambda: torch.cuda.get_rng_state(), r"calls torch\.cuda\.get_rng_state, which needs a GPU"),
+        (lambda: rpc.rpc_sync("worker2", print), "speaks to workers, as RPC and pipelines of rpcbench do"),
+        (lambda: Pipeline(split([nn.Linear(4, 4)], ["worker1"])), "speaks to workers.*torch.distributed.pipelining"),
         (lambda: torch.cuda.mem_get_info(), r"calls torch\.cuda\.cudart, which needs a GPU"),
         (lambda: torch.cuda.nccl.all_reduce([]), r"calls torch\.cuda\.nccl\.all_reduce.*collectives of torch\.dist"),
         (lambda: torch.multiprocessing.spawn(print, nprocs=4), "starts processes for its ranks.*read RANK, LOCAL_RANK"),
@@ -151,13 +157,21 @@ def test_a_call_that_needs_others_or_a_gpu_is_an_error_with_its_line(call, text)
         play(call)
 
 
+@pytest.mark.skipif(hasattr(torch._C, "_cuda_memorySnapshot"), reason="this torch has CUDA")
+def test_a_call_that_this_torch_does_not_have_is_an_error_with_its_line():
+    with pytest.raises(SimulationError, match=r"test_fake_cuda.py, line \d+ calls memory_snapshot, which needs CUDA"):
+        play(lambda: torch.cuda.memory_snapshot())
+    with pytest.raises(AttributeError, match="absent"):
+        play(lambda: torch._C.absent)
+
+
 def test_a_read_of_a_computed_value_waits_for_the_gpu():
     from rpcbench.simulation.fake_operators import FakeOperators
     from rpcbench.simulation.fake_world import RankPlace, fake_world
     from rpcbench.simulation.rank_recorder import RankRecorder
 
     recorder, operators = RankRecorder(0), FakeOperators(2.5)
-    with fake_world(RankPlace(0, 4), recorder.mark_gradients), operators, recorder:
+    with fake_world(RankPlace(0, 4, rpcbench.hardware("h100")), recorder.mark_gradients), operators, recorder:
         x = torch.randn(4)
         read = x.sum().item(), x.argmax().item(), bool(x.isnan().any()), torch.tensor(7).item()
     assert read == (2.5, 2, False, 7)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import rpcbench
 from rpcbench import SimulationError
 from rpcbench.cli.main import main
 from rpcbench.launch.simulate_scripts import Script, play_script
@@ -29,7 +30,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def play(name: str | Path, *arguments: str, values: float | None = None) -> RankLog:
-        return play_script(Script(str(name), arguments, values=values), {"dp": 8}, 0)
+        return play_script(Script(str(name), rpcbench.hardware("a100"), arguments, values=values), {"dp": 8}, 0)
 
     return play
 
@@ -92,6 +93,49 @@ def test_a_script_without_a_step_is_an_error_that_says_why(play: Play, tmp_path:
     with pytest.raises(SimulationError, match=text) as error:
         play(script)
     assert "train.py" in str(error.value)
+
+
+TUTORIAL = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group(backend="nccl", init_method="env://", rank=int(os.environ["RANK"]), world_size=8)
+local_rank = int(os.environ["LOCAL_RANK"])
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 30 * 30, 10)).cuda(local_rank)
+model = nn.parallel.DistributedDataParallel(model, device_ids=[local_rank], output_device=local_rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cuda")
+data = TensorDataset(torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))
+for images, labels in DataLoader(data, 8, shuffle=True, pin_memory=True):
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = nn.functional.cross_entropy(model(images.to(local_rank)), labels.to(local_rank))
+    if torch.isnan(loss):
+        raise ValueError("the loss is not a number")
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    dist.barrier(device_ids=[local_rank])
+    print(f"loss {loss:.3f}")
+    torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+def test_a_script_as_tutorials_have_them(play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, saved = tmp_path / "train.py", tmp_path / "model.pt"
+    script.write_text(TUTORIAL)
+    log = play(script, str(saved), values=2.0)
+    assert capsys.readouterr().out == "loss 2.000\n" * 2
+    assert not saved.exists()
+    assert [each.partition(": ")[2] for each in log.assumed] == [
+        "values that are read here are assumed to be False", "values that are read here are assumed to be 2.0",
+        "no checkpoint is written",
+    ]  # fmt: skip
+    assert [each.kind for each in collectives(log)] == ["barrier", "broadcast", "broadcast", "all_reduce"]
 
 
 def test_the_script_ends_with_its_step(play: Play, tmp_path: Path) -> None:
