@@ -1,4 +1,4 @@
-"""What a computation keeps for its backward, and what it holds at each moment: counted in bytes, for lesson 26.
+"""What a computation keeps for its backward, and what it holds at each moment: counted in bytes, for lessons 26 and 35.
 
 `Kept` counts what autograd saves for backward, by the part of the model that saves it. `Meter` counts all tensors that
 are alive, operation by operation. Both count a piece of memory once, however many tensors lie in it.
@@ -68,44 +68,56 @@ def place_of(tensor: Tensor) -> int:
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of all tensors that were made since it was entered and are still alive.
+    """Counts the bytes of all tensors that operators have made since it was entered and that are still alive.
 
-    `curve` has them after each operation, `peak` is the most. Views and changes in place make no memory.
+    `curve` has them after each operation, `peak` is the most. Views and changes in place make no memory. Memory that an
+    operator was only given is not counted: gloo has buffers of its own.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.alive = 0
+        self.alive = self.peak = 0
         self.curve: list[int] = []
-        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+
+    def __enter__(self) -> Meter:
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = lambda memory, size: self._resize_and_count(memory, size)  # as FSDP frees
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(each, "__tensor_flatten__") for each in types):
+            return NotImplemented  # a DTensor, whose pieces come here by themselves
         result = func(*args, **(kwargs or {}))
-        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
-        for tensor in _tensors(result):
-            memory = tensor.untyped_storage()
-            if memory._cdata not in given and memory._cdata not in self._seen:
-                self._count(memory)
+        is_new = "lift" in func._opname  # `torch.tensor(1.0)`: made by no operator
+        given = set() if is_new else {place._cdata for place in _memory((args, kwargs))}
+        for place in _memory(result):
+            if place._cdata not in given | self._sizes.keys():
+                weakref.finalize(place, self._count, place._cdata, None)
+                self._count(place._cdata, place.nbytes())
         self.curve.append(self.alive)
         return result
 
-    def _count(self, memory: torch.UntypedStorage) -> None:
-        number, size = memory._cdata, memory.nbytes()
-        self.alive += size
+    def _resize_and_count(self, place: torch.UntypedStorage, size: int) -> Any:
+        result = self._resize(place, size)
+        if place._cdata in self._sizes:
+            self._count(place._cdata, size)
+        return result
 
-        def gone(_: object) -> None:
-            self.alive -= size
-            del self._seen[number]
-
-        self._seen[number] = weakref.ref(memory, gone)
-
-    @property
-    def peak(self) -> int:
-        return max(self.curve)
+    def _count(self, number: int, size: int | None) -> None:
+        self.alive += (size or 0) - self._sizes.pop(number, 0)
+        if size is not None:
+            self._sizes[number] = size
+        self.peak = max(self.peak, self.alive)
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    return (each for each in tree_leaves(values) if isinstance(each, Tensor))
+def _memory(values: Any) -> Iterator[torch.UntypedStorage]:
+    tensors = (each for each in tree_leaves(values) if isinstance(each, Tensor))
+    return (each.untyped_storage() for each in tensors if not hasattr(each, "__tensor_flatten__"))
 
 
 class Counted(nn.Module):

@@ -2,16 +2,14 @@
 
 `python tests/simulation/real_runs.py` prints the table of docs/simulation.md.
 
-The bytes of a real run are counted here apart from `rpcbench.simulation`: those of the storages that operators have
-made, until they are freed. Storages that an operator has only been given are buffers of gloo. A thread of gloo may keep
-a tensor for longer than the program does, never for less; so the peak is the least of several steps, and of the ranks
-that do the same.
+The `Meter` of lesson 26 counts the bytes of a real run; `rpcbench.simulation` has no part in that. A thread of gloo may
+keep a tensor for longer than the program does, never for less; so the peak is the least of several steps, and of the
+ranks that do the same.
 """
 
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,12 +21,11 @@ if __name__ == "__main__":
 
 import recipes
 import torch
+from memory_meter import Meter
 from recipe_trials import RATE, TRIALS
 from tiny_transformer import Experts, batch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import rpcbench
 from rpcbench.telemetry.views import rows_of
@@ -74,62 +71,15 @@ def choose_evenly(router: nn.Module, args: Any, logits: Tensor) -> Tensor:
 
 
 # -- a real run
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of live storages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.now = self.peak = 0
-
-    def __enter__(self) -> LiveBytes:
-        self._resize = torch.UntypedStorage.resize_
-        torch.UntypedStorage.resize_ = lambda storage, size: self._resize_and_count(storage, size)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        torch.UntypedStorage.resize_ = self._resize
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(each, "__tensor_flatten__") for each in types):
-            return NotImplemented  # it consists of other tensors
-        result = function(*args, **(kwargs or {}))
-        is_new = "lift" in function._opname  # `torch.tensor(1.0)`: made by no operator
-        given = set() if is_new else {storage._cdata for storage in storages_of((args, kwargs))}
-        for storage in storages_of(result):
-            if storage._cdata not in given | self.sizes.keys():
-                weakref.finalize(storage, self._set_size, storage._cdata, None)
-                self._set_size(storage._cdata, storage.nbytes())
-        return result
-
-    def _resize_and_count(self, storage: torch.UntypedStorage, size: int) -> Any:
-        result = self._resize(storage, size)
-        if storage._cdata in self.sizes:
-            self._set_size(storage._cdata, size)
-        return result
-
-    def _set_size(self, key: int, size: int | None) -> None:
-        self.now += (size or 0) - self.sizes.pop(key, 0)
-        if size is not None:
-            self.sizes[key] = size
-        self.peak = max(self.peak, self.now)
-
-
-def storages_of(values: Any) -> list[torch.UntypedStorage]:
-    tensors = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
-    return [each.untyped_storage() for each in tensors if not hasattr(each, "__tensor_flatten__")]
-
-
 def measure_peak(program: Program, mesh: DeviceMesh) -> int:
     """On a worker: return the bytes of live tensors at their peak, in the least of several steps."""
     peaks = []
-    with LiveBytes() as live:
+    with Meter() as meter:
         step = program(mesh)
         for _ in range(2 + STEPS):
-            live.peak = live.now
+            meter.peak = meter.alive
             step()
-            peaks.append(live.peak)
+            peaks.append(meter.peak)
     return min(peaks[2:])
 
 
