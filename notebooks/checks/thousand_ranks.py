@@ -1,0 +1,170 @@
+"""Checks of lesson 35. Bytes and seconds are not kept here: each check asks a simulation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import llama
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import rpcbench
+from checks import exercise, require, returned, right, shown, trying
+from checks import hint as hint
+from checks import solution as solution
+
+Program = Callable[[DeviceMesh], Callable[[], None]]
+NEAR = 0.01  # what is left out may be this share of the bytes: the optimizer counts its steps
+GIB = 2**30
+
+
+# -- states
+WORLDS = [(256, 4), (512, 32)]  # width of a model of two matrices, ranks
+
+
+def make_two_matrices(width: int, mesh: DeviceMesh) -> Callable[[], None]:
+    matrices = [nn.Linear(width, width, bias=False) for _ in range(2)]
+    model = fully_shard(nn.Sequential(*matrices), mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(8, width)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def play_moments(program: Program, ranks: int) -> Iterator[tuple[str, dict[str, int]]]:
+    """Play a rank; yield the phase of each change of memory in its step, and the bytes by category before it."""
+    log = rpcbench.simulate(program, {"dp": ranks}, ranks=[0]).logs[0]
+    now = dict(log.before)
+    for change in log.memory:
+        yield change.part.phase, dict(now)
+        now[change.category] += change.bytes
+
+
+@functools.cache
+def play_states(width: int, ranks: int) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and states of a rank when its optimizer begins."""
+    moments = play_moments(partial(make_two_matrices, width), ranks)
+    now = next(now for phase, now in moments if phase == "optimizer")
+    return now["parameters"], now["gradients"], now["optimizer"]
+
+
+@exercise(
+    "A number in float32 has 4 bytes. How many numbers has a rank for each parameter of its piece, and what for?",
+    "Parameters and gradients are 4 * parameters / ranks each. AdamW keeps a mean and a mean of squares.",
+)
+def states(answer: Callable[[int, int], tuple[float, float, float]]) -> None:
+    """`answer(parameters, ranks)` is the bytes that a rank of FSDP has of parameters, gradients and states of AdamW."""
+    for width, ranks in WORLDS:
+        parameters = 2 * width * width
+        case = f"{parameters:,} parameters on {ranks} ranks"
+        with trying(case):
+            found: Any = returned(answer(parameters, ranks))
+        triple = isinstance(found, tuple | list) and len(found) == 3
+        require(
+            triple and all(isinstance(each, int | float) for each in found),
+            f"{case}: three numbers are wanted, of parameters, gradients and optimizer, not {shown(found)}.",
+        )
+        for name, mine, played in zip(("parameters", "gradients", "optimizer"), found, play_states(width, ranks)):
+            require(
+                abs(mine - played) <= NEAR * played,
+                f"{case}: when the optimizer begins, a simulated rank has {played:,} bytes of {name}; "
+                f"you say {mine:,.0f}.",
+            )
+    right("Together 16 bytes for each parameter, divided by the ranks.")
+
+
+# -- kept
+SMALL = [(512, 256, 512), (1024, 256, 1024), (512, 512, 1024)]  # tokens, width, hidden
+
+
+@functools.cache
+def play_kept(tokens: int, width: int, hidden: int) -> int:
+    """Bytes of activations by which a model of two layers needs more than one of a single layer."""
+    one, two = (
+        max(now["activations"] for _, now in play_moments(partial(llama.make_step, sizes, length=tokens), 4))
+        for sizes in (llama.Sizes(layers, width, hidden, heads=4, kv_heads=2, words=64) for layers in (1, 2))
+    )
+    return two - one
+
+
+@exercise(
+    "Go through the table: numbers of a token times bytes of a number, and how often. Then add up.",
+    "A norm keeps 4 + 2 + 2 bytes for each of its `width` numbers, and there are two norms.",
+)
+def kept(answer: Callable[[int, int, int], float]) -> None:
+    """`answer(tokens, width, hidden)` is the bytes that a layer keeps for backward."""
+    for sizes in SMALL:
+        tokens, width, hidden = sizes
+        case = f"{tokens} tokens, width {width}, hidden {hidden}"
+        with trying(case):
+            found: Any = returned(answer(*sizes))
+        require(isinstance(found, int | float), f"{case}: a number is wanted, not {shown(found)}.")
+        played = play_kept(*sizes)
+        require(
+            abs(found - played) <= NEAR * played,
+            f"{case}: in a simulation a layer more keeps {played:,} bytes, {played / tokens:,.0f} for each token; you "
+            f"say {found:,.0f}, which are {found / tokens:,.0f} for each token.",
+        )
+    right("The simulated layer keeps a few bytes more: one number for each head, and one for each norm.")
+
+
+# -- choice
+GPUS, ROWS, PER_HOST = 256, 64, 8
+NAMES = ("dp", "tp", "rows", "recompute")
+estimate = functools.cache(
+    lambda dp, tp, rows, recompute: llama.estimate(
+        llama.LLAMA_70B, {"dp": dp, "tp": tp}, rows=rows, recompute=recompute
+    )
+)
+
+
+def require_layout(found: Any) -> None:
+    """Require a layout that can be played, with the batch and the GPUs that are given."""
+    require(found is not ..., "Nothing is written down so far. Replace the three dots.")
+    named = type(found) is dict and set(found) == set(NAMES)
+    require(named, f"A dict with {', '.join(NAMES)} is wanted, not {shown(found)}.")
+    dp, tp, rows, recompute = (found[name] for name in NAMES)
+    whole = all(type(size) is int and size > 0 for size in (dp, tp, rows))
+    require(whole, f"dp, tp and rows are whole numbers, not {shown([dp, tp, rows])}.")
+    require(type(recompute) is bool, f"recompute is True or False, not {shown(recompute)}.")
+    require(dp * tp == GPUS, f"dp {dp} · tp {tp} are {dp * tp} GPUs, and there are {GPUS}.")
+    require(
+        tp <= PER_HOST,
+        f"With tp {tp} a group lies on {tp // PER_HOST} hosts, so each layer waits for the links between them.",
+    )
+    require(
+        dp * rows == ROWS,
+        f"dp {dp} · rows {rows} are a batch of {dp * rows} rows, and it has {ROWS}. A rank along dp reads whole rows.",
+    )
+
+
+@exercise(
+    "A batch of 64 rows: which dp are possible, and which tp follows from each? Then think of what the layers keep.",
+    "Without recomputation nothing fits. With it two layouts do; tensor parallel over fewer ranks waits less.",
+)
+def choice(answer: dict[str, Any]) -> None:
+    """`answer` is the fastest layout that fits, of those with 64 rows."""
+    require_layout(answer)
+    size, seconds = estimate(**answer)
+    room = rpcbench.hardware("h100").memory_bytes
+    require(
+        size <= room,
+        f"It does not fit: {size / GIB:.0f} of {room / GIB:.0f} GiB. A step would take {seconds:.2f} s.",
+    )
+    for dp in (ROWS, ROWS // 2):
+        other = {"dp": dp, "tp": GPUS // dp, "rows": ROWS // dp, "recompute": True}
+        faster = estimate(**other)[1]
+        require(
+            seconds <= faster,
+            f"It fits, with {size / GIB:.0f} GiB, and a step takes {seconds:.2f} s. Another one takes {faster:.2f} s.",
+        )
+    right(f"It needs {size / GIB:.0f} GiB, and a step takes {seconds:.2f} s.")
