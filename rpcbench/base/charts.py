@@ -158,9 +158,9 @@ class Bar:
     running: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Chart:
-    """A chart of bars over time, one lane per worker."""
+    """A chart of bars over time, one lane per worker. In a notebook it is a picture, else text."""
 
     bars: tuple[Bar, ...]
     names: Mapping[int, str]  # of the lanes
@@ -216,6 +216,9 @@ class Chart:
     def html(self) -> str:
         """Return the chart as an element for a page, or a cell's output."""
         return as_html(self.svg(), self.text())
+
+    _repr_html_ = html
+    __repr__ = text
 
     def _draw(self, picture: Picture) -> None:
         """Draw the lanes with their names at the left and the title below."""

@@ -73,6 +73,8 @@ def test_a_step_has_pictures_and_a_trace(tmp_path):
     lanes = world.timeline.names
     assert [lanes[lane] for lane in world.timeline.lanes] == ["compute", "world"]
     assert "all_reduce" in world.timeline.text(200)
+    assert repr(world.timeline) == world.timeline.text()
+    assert "<img" in world.timeline._repr_html_()
     assert world._repr_html_().count("<img") == 2
     events = json.loads(world.save(tmp_path / "step.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
