@@ -90,7 +90,7 @@ KINDS = (
         (
             "label_smoothing_left_out", "padding_not_ignored", "class_weights_left_out", "temperature_left_out",
             "criterion_of_other_option", "balance_left_out", "momentum_of_batch_norm", "batch_norm_in_eval",
-            "experts_of_less_capacity",
+            "experts_of_less_capacity", "optimizer_made_in_each_step", "residual_of_norm", "norm_without_weight",
         ),
     ),
     Kind(
@@ -162,7 +162,7 @@ KINDS = (
         {"cp": 4}, ("forward", "positions"), "positions",
         (
             "positions_not_moved", "mask_not_moved", "given_positions_not_moved", "rows_overlap_by_one",
-            "targets_shifted_after_cut", "state_not_passed",
+            "targets_shifted_after_cut", "state_not_passed", "positions_left_out",
         ),
     ),
     Kind(
@@ -205,8 +205,8 @@ KINDS = (
         "The wrong curve lies a little higher. It falls as a right one does.",
         DP4, ("backward", "2"), "backward of the collectives",
         (
-            "gather_without_backward", "halo_without_way_back", "keys_gathered_without_backward",
-            "norm_of_cut_width_plain_reduce",
+            "gather_without_backward", "output_of_norm_detached", "halo_without_way_back",
+            "keys_gathered_without_backward", "norm_of_cut_width_plain_reduce",
         ),
     ),
     Kind(
@@ -288,7 +288,8 @@ KINDS = (
         (
             "gradients_over_world", "gradients_divided_by_world_size", "gradients_divided_by_world_size_in_fsdp",
             "loss_metric_over_world", "row_parallel_wrong_group", "tensor_parallel_over_rows", "rows_of_rank_in_world",
-            "expert_gradients_averaged", "gradients_over_halves", "gradients_without_last_rank",
+            "expert_gradients_averaged", "gradients_over_halves", "gradients_of_first_rank",
+            "gradients_of_first_two_ranks", "largest_gradients_of_ranks", "gradients_without_last_rank",
             "gradients_over_shard_only", "sum_of_halves",
         ),
     ),
@@ -315,7 +316,7 @@ KINDS = (
         DP4, ("gradient", "0.weight"), "clipped by a norm",
         (
             "clip_over_local_shards", "clip_over_local_pieces", "lamb_of_shards", "norm_without_a_cut_parameter",
-            "clip_before_unscale",
+            "clip_before_unscale", "gradients_clipped_before_average", "gradients_clipped_by_value",
         ),
     ),
     Kind(

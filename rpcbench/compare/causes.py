@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rpcbench.compare import losses, module_causes, pieces, reductions, relations, updates
+from rpcbench.compare import local_gradients, losses, module_causes, pieces, reductions, relations, updates
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, STEP
 from rpcbench.compare.evidence import Evidence, rank_words
 from rpcbench.compare.layouts import (
@@ -236,8 +236,8 @@ def _is_put_together_wrong(evidence: Evidence) -> str | None:
     if not parts or any(each.word == WRONG for each in parts):
         return None
     return (
-        "its parts on all ranks are right, and the module is not: what the parts send back is put together in another "
-        "order than that in which the rows or tokens were sent, or comes from another rank"
+        "its parts on all ranks are right, and the module is not: what the parts send back is put together otherwise. "
+        "Look at the order of rows or tokens, at the rank that they come from, at gates, and at the reduction"
     )
 
 
@@ -391,12 +391,14 @@ CAUSES: tuple[Cause, ...] = (
     reductions.is_other_expert,
     pieces.has_other_order,
     reductions.is_clipped,
+    local_gradients.is_made_of_other_ranks,
     relations.is_related,
     _has_lower_precision,
     _is_one_rank,
     updates.has_drifted,
     updates.has_other_length,
     updates.has_other_decay,
+    updates.has_lost_state,
     updates.is_other_update,
     updates.is_not_optimized,
     _is_detached,

@@ -16,6 +16,7 @@ from rpcbench.compare.capture import FORWARD, INITIAL, INPUT, STEP, Catalog
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.evidence import Evidence, dims_of_kind, first_along, rank_words
 from rpcbench.compare.layouts import CUT, WHOLE, Coordinate
+from rpcbench.compare.reductions import most_calls
 from rpcbench.compare.verdicts import RIGHT, WRONG, ValueVerdict
 
 
@@ -140,8 +141,12 @@ def _compare_masks(runs: Runs, name: str, verdict: ValueVerdict) -> str | None:
 
 # -- norms
 def is_batch_norm(evidence: Evidence) -> str | None:
-    if "BatchNorm" not in evidence.kind or evidence.verdict.key.phase not in (FORWARD, STEP):
+    if "BatchNorm" not in evidence.kind or evidence.verdict.key.phase != FORWARD:
         return None
+    given = evidence.verdict.key._replace(phase=INPUT, part="[0][0]")
+    is_cut = any(dims_of_kind(each, CUT) for each in evidence.earlier if each.key == given)
+    if not is_cut and most_calls(evidence) < 2:
+        return None  # all ranks have all rows
     return (
         "each rank or micro-batch normalizes by the mean and the variance of its own rows, and the reference by those "
         "of the whole batch: use SyncBatchNorm, or a norm without statistics of the batch"

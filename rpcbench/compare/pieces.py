@@ -222,6 +222,9 @@ def is_fused_block(evidence: Evidence) -> str | None:
         is_beside = owner.rpartition(".")[0] == parent or owner == parent
         if each.key.phase != INITIAL or not is_beside or each.fit is None or len(each.shape) < 2 or not width:
             continue
+        called = [other for other in evidence.earlier if (other.key.phase, other.key.name) == (FORWARD, owner)]
+        if owner != parent and not any(other.key.turn == key.turn and other.word == RIGHT for other in called):
+            continue
         plain = any(share.kind == CUT and share.dim == 0 and not share.deal for share in each.fit.layout.shares)
         words = {2 * width: "two matrices (gate and value)", 3 * width: "three matrices (query, key, value)"}
         if plain and each.shape[0] in words:

@@ -257,7 +257,10 @@ def _explain_bias(evidence: Evidence, fit: LayoutFit, bias: Tensor) -> str | Non
     for dims in evidence.subsets_of_dims():
         size, along = evidence.size_of(dims), evidence.names_of(dims)
         if evidence.is_near(_refit(evidence, fit, bias, float(size)).error):
-            return f"the bias is added {size} times, once on each rank along {along}: add it after the reduction"
+            return (
+                f"the bias is added {size} times, as many as there are ranks along {along}: add it once, after the "
+                "reduction"
+            )
         apart, norm = _refit(evidence, fit, bias), norm_of(evidence.whole - bias)
         for factor, words in ((float(size), "large: a sum for a mean"), (1 / size, "small: a mean for a sum")):
             if evidence.is_near(math.hypot(apart.scaled_error, (apart.factor / factor - 1) * norm)):
@@ -296,7 +299,7 @@ def is_clipped(evidence: Evidence) -> str | None:
         return (
             f"the gradients have the right direction and another length ({listed} times the reference's): they are "
             "clipped by a norm that is not that of the whole model, as of a rank's own shard or of some parameters, or "
-            "before the scale of the loss is taken off"
+            "before the scale of the loss is taken off, or multiplied by another number"
         )
     return None
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP
 from rpcbench.compare.evidence import Evidence
 from rpcbench.compare.layouts import SUM, WHOLE, Coordinate, Layout, indices_of, norm_of, select_indices
-from rpcbench.compare.verdicts import RIGHT
+from rpcbench.compare.verdicts import RIGHT, ValueVerdict
 
 _EXPLAINED = 0.1  # of the difference that a relation may leave
 _LEAST = 3  # numbers for each factor that is fitted
@@ -192,6 +192,36 @@ def _parameters_of(evidence: Evidence) -> Iterator[tuple[str, Tensor]]:
             yield each.key.name, evidence.about(each).whole
 
 
+def _has_line_for_each_column(pieces: Pieces) -> str | None:
+    """Each column is multiplied by a factor of its own, and moved by an offset of its own."""
+    dims = pieces.pairs[0].value.dim()
+    if dims < 2 or any(each.value[..., 0].numel() < 2 * _LEAST for each in pieces.pairs):
+        return None
+    rows = tuple(range(dims - 1))
+    offsets = {each.place: (each.value - each.wanted).mean(rows, keepdim=True) for each in pieces.pairs}
+    if pieces.is_explained(lambda each: each.wanted + offsets[each.place]):
+        return (
+            "the value is that of the reference plus the same numbers in each row: a bias, a mean, or a vector of "
+            "positions is another one there, or in another order"
+        )
+    if not pieces.is_explained(_fit_columns):
+        return None
+    return (
+        "each column is that of the reference, times a factor and plus an offset of its own: a norm with other "
+        "statistics of its columns, or with its weight and bias left out or applied again"
+    )
+
+
+def _fit_columns(each: PiecePair) -> Tensor:
+    """Return the wanted piece, each column with the factor and the offset that bring it nearest to the value."""
+    rows = tuple(range(each.value.dim() - 1))
+    means = [tensor.mean(rows, keepdim=True) for tensor in (each.value, each.wanted)]
+    value, wanted = (tensor - mean for tensor, mean in zip((each.value, each.wanted), means, strict=True))
+    square = wanted.square().sum(rows, keepdim=True)
+    factor = torch.where(square > 0, (value * wanted).sum(rows, keepdim=True) / square, 1.0)
+    return factor * wanted + means[0]
+
+
 # -- numbers
 def _has_other_zeros(pieces: Pieces) -> str | None:
     """Numbers that are not zero are right."""
@@ -299,18 +329,26 @@ def _known_tensors(evidence: Evidence) -> Iterator[tuple[str, Tensor]]:
     if key.phase == FORWARD and whole.dim() >= 2:
         own = [each for each in _parameters_of(evidence) if each[1].shape == whole.shape[-1:]]
         yield from ((name, value.double().expand(whole.shape)) for name, value in own)
-    phases = {FORWARD: (INPUT, FORWARD), BACKWARD: (BACKWARD,)}.get(key.phase, ())
+    phases = (BACKWARD,) if key.phase == BACKWARD else (INPUT, FORWARD) if key.phase in (INPUT, FORWARD) else ()
     near = [each for each in evidence.earlier if each.key.turn == key.turn and each.key.phase in phases]
-    near = [each for each in near[::-1] if each.shape == tuple(whole.shape) and each.call == evidence.verdict.call]
+    near = [each for each in near[::-1] if _may_be_term(each, evidence)]
     near.sort(key=lambda each: each.key.name != key.name)  # stable: the module's own input comes first
     seen: list[Tensor] = []
-    for each in near[:_MOST_KNOWN] if whole.numel() >= _LEAST else ():
-        value = evidence.about(each).whole.double()
+    for each in near[:_MOST_KNOWN]:
+        value = evidence.about(each).whole.double().expand(whole.shape)
         if any(torch.equal(value, other) for other in seen):
             continue
         seen.append(value)
         what = {INPUT: "the input", FORWARD: "the output", BACKWARD: "the gradient"}[each.key.phase]
         yield f"{what} of {each.key.name or 'the model'}{each.key.part}", value
+
+
+def _may_be_term(each: ValueVerdict, evidence: Evidence) -> bool:
+    """Return whether a value has the shape of the wrong one, or is added to each row of it."""
+    shape = tuple(evidence.whole.shape)
+    is_same_call = each.call == evidence.verdict.call
+    is_like = bool(each.shape) and each.shape == shape[-len(each.shape) :]
+    return is_like and is_same_call and each is not evidence.verdict
 
 
 # -- some ranks
@@ -356,5 +394,5 @@ def _group_equal(evidence: Evidence) -> list[list[Coordinate]]:
 
 _RELATIONS: tuple[Callable[[Pieces], str | None], ...] = (
     _is_multiple_of_all, _has_zero_rows, _has_other_term, _has_factor_for_each, _has_other_zeros, _is_cut_off_at,
-    _is_shifted, _has_term_for_other,
+    _is_shifted, _has_line_for_each_column, _has_term_for_other,
 )  # fmt: skip

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, STEP, Key
 from rpcbench.compare.evidence import Evidence, rank_words
-from rpcbench.compare.layouts import Coordinate, norm_of
-from rpcbench.compare.verdicts import RIGHT, WRONG
+from rpcbench.compare.layouts import SUM, Coordinate, fit_layout, norm_of
+from rpcbench.compare.verdicts import RIGHT, WRONG, as_numbers
+
+_LOST = 1e-3  # of a gradient's norm, by which a state that has nothing else may differ from a multiple of it
 
 
 class Move(NamedTuple):
@@ -122,6 +124,26 @@ def has_drifted(evidence: Evidence) -> str | None:
     )
 
 
+def has_lost_state(evidence: Evidence) -> str | None:
+    """The state of the optimizer is a multiple of this step's gradient: it has forgotten the steps before."""
+    key = evidence.verdict.key
+    gradient = key._replace(phase=GRADIENT, part="")
+    values = (evidence.verdict, *evidence.later)
+    states = [each for each in values if each.key == key._replace(part=each.key.part) and each.key.part]
+    if key.phase != STEP or not key.turn or gradient not in evidence.runs.reference.catalog.values:
+        return None
+    wanted = as_numbers(evidence.runs.read_whole(gradient, None))
+    for each in (state for state in states if state.word == WRONG and tuple(state.shape) == tuple(wanted.shape)):
+        state = evidence.about(each)
+        fits = (fit_layout(wanted, state.held.values, state.held.mesh.sizes, fit.layout) for fit in state.fits)
+        if any(fit.scaled_error <= _LOST * norm_of(wanted) for fit in fits if not fit.layout.has_kind(SUM)):
+            return (
+                f"the optimizer has lost its state: {each.key.part} has this step's gradient alone, and nothing of the "
+                "steps before. It is made anew in each step, or its state is not loaded"
+            )
+    return None
+
+
 def is_other_update(evidence: Evidence) -> str | None:
     key = evidence.verdict.key
     gradient = key._replace(phase=GRADIENT, part="")
@@ -143,7 +165,8 @@ def is_not_optimized(evidence: Evidence) -> str | None:
         return None
     return (
         "the parameters that the optimizer steps are right, and this value, which it does not step (an average of the "
-        "weights, a buffer), is not: it is updated more or less often than once in a step, or from other values"
+        "weights, a buffer), is not: it is updated more or less often than once in a step, with another decay, or "
+        "from other values, as those before the step"
     )
 
 
@@ -157,8 +180,9 @@ def is_running_statistic(evidence: Evidence) -> str | None:
             "rows, n / (n - 1), in place of those of the whole batch"
         )
     return (
-        "the running statistics of BatchNorm are those of each rank's own rows: use SyncBatchNorm, or average them "
-        "over the ranks. If the module's output is right, its momentum is another one"
+        "the module's output is right, and the running statistics that it keeps are not: they are those of each "
+        "rank's own rows (average them over the ranks, or use SyncBatchNorm), have another momentum, or are kept more "
+        "or less often than once in a step"
     )
 
 

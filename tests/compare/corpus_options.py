@@ -12,6 +12,7 @@ from parts import (
     loss_of,
     make_net,
     net_on_each,
+    optimizer_of,
     rows_of,
     seeded,
     share,
@@ -71,6 +72,25 @@ def drop_in_eval(mesh: DeviceMesh) -> nn.Module:
     return make_drop().eval()
 
 
+# -- an optimizer that is made anew
+def step_with_state(model: nn.Module) -> Tensor:
+    optimizer = optimizer_of(model, torch.optim.Adam, lr=0.01)
+    optimizer.zero_grad()
+    loss = step_net(model)
+    optimizer.step()
+    return loss
+
+
+def step_with_state_on_ranks(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    return step_with_state(model)
+
+
+def step_without_state(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    """The optimizer is made in the loop."""
+    model.__dict__.pop("optimizer", None)
+    return step_with_state(model)
+
+
 # -- all of it in another type
 def half_net_on_each(mesh: DeviceMesh) -> nn.Module:
     return make_net().bfloat16()
@@ -108,6 +128,10 @@ PROGRAMS = [
     Program(
         "dropout_in_train", (make_drop_for_eval, step_drop), (drop_in_eval, step_drop_of_own_seed), DROP_ON_ROWS, DP2,
         "forward", ("dropout",), r"0\.5 on ranks 0 and 1, none at all in the reference",
+    ),
+    Program(
+        "optimizer_made_in_each_step", (make_net, step_with_state), (net_on_each, step_with_state_on_ranks),
+        (net_on_each, step_without_state), TP2, "step", PARAMETERS, "lost its state: exp_avg", steps=2,
     ),
     Program(
         "model_in_bfloat16", NET, (net_on_each, step_by_hand), (half_net_on_each, step_half_net), DP2, "initial",

@@ -356,7 +356,7 @@ PROGRAMS = [
     ),
     Program(
         "rows_overlap_by_one", NET, (net_on_each, step_rows_in_turn), (net_on_each, step_rows_that_overlap), DP2,
-        "forward", ("enter",), r"on rank 1 alone, .*moved back by 1 along dimension 0",
+        "forward", ("enter",), r"on rank 1 alone, .*moved on by 1 along dimension 0",
     ),
     Program(
         "decay_lost_on_flat_shards", (make_net, step_decayed), (net_on_each, step_shards_by_parameter),
