@@ -22,11 +22,15 @@ from rpcbench.compare.verdicts import as_numbers
 _EXPLAINED = 1e-3  # of a gradient's norm, by which the weighted sum may differ
 _SAME = 1e-2  # of the largest weight, by which two that are taken for one may differ
 _LEAST = 2  # ranks
+_LARGEST = 1 << 26  # numbers in the gradients of all ranks
 
 
 def is_made_of_other_ranks(evidence: Evidence) -> str | None:
     """The ranks' own gradients have other weights in the reduced one than in the reference."""
-    if evidence.verdict.key.phase != GRADIENT or evidence.held.missing:
+    values = evidence.held.values.values()
+    if evidence.verdict.key.phase != GRADIENT or any(each.shape != evidence.whole.shape for each in values):
+        return None
+    if evidence.held.missing or evidence.whole.numel() * len(values) > _LARGEST:
         return None
     if (own := _find_own_gradients(evidence)) is None:
         return None

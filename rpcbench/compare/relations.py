@@ -26,6 +26,7 @@ _EXPLAINED = 0.1  # of the difference that a relation may leave
 _LEAST = 3  # numbers for each factor that is fitted
 _MOST_KNOWN = 48  # tensors that are tried as a term
 _MOST_PAIRED = 12  # that are tried one for another
+_LARGEST_PAIRED = 1 << 22  # numbers in such a tensor
 _MOST_SHIFT = 2
 _MOST_GATES = 64  # columns of an output in which the factors of rows are looked for
 
@@ -289,6 +290,8 @@ def _has_other_term(pieces: Pieces) -> str | None:
 
 def _has_term_for_other(pieces: Pieces) -> str | None:
     """The value has one known tensor in place of another one."""
+    if pieces.evidence.whole.numel() > _LARGEST_PAIRED:
+        return None
     known = [
         (words, {each.place: _cut_like(pieces, whole, each.place) for each in pieces.pairs})
         for words, whole in itertools.islice(_known_tensors(pieces.evidence), _MOST_PAIRED)
@@ -333,12 +336,12 @@ def _known_tensors(evidence: Evidence) -> Iterator[tuple[str, Tensor]]:
     near = [each for each in evidence.earlier if each.key.turn == key.turn and each.key.phase in phases]
     near = [each for each in near[::-1] if _may_be_term(each, evidence)]
     near.sort(key=lambda each: each.key.name != key.name)  # stable: the module's own input comes first
-    seen: list[Tensor] = []
+    seen: set[tuple[float, float]] = set()  # a norm and a sum, by which copies are known
     for each in near[:_MOST_KNOWN]:
         value = evidence.about(each).whole.double().expand(whole.shape)
-        if any(torch.equal(value, other) for other in seen):
+        if (mark := (norm_of(value), float(value.sum()))) in seen:
             continue
-        seen.append(value)
+        seen.add(mark)
         what = {INPUT: "the input", FORWARD: "the output", BACKWARD: "the gradient"}[each.key.phase]
         yield f"{what} of {each.key.name or 'the model'}{each.key.part}", value
 

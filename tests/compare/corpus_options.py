@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from corpus_ranks import drop_on_each, make_drop, step_drop, step_drop_of_own_seed
 from parts import (
     LABELS,
