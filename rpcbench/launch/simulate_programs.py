@@ -25,7 +25,7 @@ from rpcbench.launch.cluster import Cluster
 from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.hardware import hardware as hardware_of
 from rpcbench.simulation.measurements import describe_machine, measure_rank
-from rpcbench.simulation.rank_log import Action, Collective, Kernel, RankLog
+from rpcbench.simulation.rank_log import Action, Collective, Kernel, RankLog, Synchronize
 from rpcbench.simulation.simulated_world import Role, SimulatedWorld
 
 __all__ = ["measure_hardware", "simulate"]
@@ -135,8 +135,9 @@ def _find_twin(mesh: Mapping[str, int], roles: Sequence[Role]) -> int | None:
 
 def _find_difference(first: RankLog, second: RankLog) -> str:
     """Return in which action two ranks differ; empty if they do the same. Their pieces of a tensor may be uneven: so
-    operators may differ in bytes, by a little in all, and collectives may not."""
-    for n, (one, other) in enumerate(itertools.zip_longest(first.actions, second.actions)):
+    operators may differ in bytes, by a little in all, and collectives may not. One may wait to print values."""
+    actions = [[each for each in log.actions if not isinstance(each, Synchronize)] for log in (first, second)]
+    for n, (one, other) in enumerate(itertools.zip_longest(*actions)):
         if _identify_action(one) != _identify_action(other):
             return f"action {n} is {one} and {other}"
     one, other = (sum(each.bytes for each in log.actions if isinstance(each, Kernel)) for log in (first, second))

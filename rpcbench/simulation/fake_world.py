@@ -58,7 +58,7 @@ from rpcbench.simulation.patches import replace_attribute, run_with_data
 
 _OF_THE_CPU = r"DTensor (random|manual_seed)|torch\.cuda\.amp\.GradScaler is enabled|'pin_memory' argument"
 """Warnings that a real run on GPUs does not have."""
-_OF_GPUS = ("_cuda", "_nccl")  # names of torch._C that are absent without CUDA
+_OF_GPUS = "_cuda"  # names of torch._C that begin so are absent without CUDA
 
 
 class RankPlace(NamedTuple):

@@ -157,13 +157,22 @@ def test_of_several_optimizers_the_first_one_counts(play: Play, tmp_path: Path) 
 
 def test_the_command_prints_a_report_and_saves_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "step.json"
-    given = ["--mesh", "dp=16", "--hardware", "a100", "--tokens", "8192", "--save", str(saved), "--", "--steps", "4"]
-    assert main(["simulate", DDP, *given]) == 0
+    given = ["--mesh", "dp=16", "--hardware", "a100", "--tokens", "8192", "--save", str(saved), "--values", "2", "--"]
+    assert main(["simulate", DDP, *given, "--steps", "4", "--log"]) == 0
     printed = capsys.readouterr().out
     assert "dp 16: 16 ranks of a100" in printed
     assert "tokens per second and rank" in printed
     assert str(saved) in printed
+    assert "values that are read here are assumed to be 2.0" in printed
+    assert "count as equal, and are not" not in printed  # though rank 0 alone reads them
     assert json.loads(saved.read_text())["traceEvents"]
+
+
+def test_a_rank_that_dies_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os; os._exit(3)")
+    assert main(["simulate", str(script), "--mesh", "dp=1"]) == 1
+    assert "the process of a rank has ended before its step" in capsys.readouterr().err
 
 
 def test_the_command_compares_layouts(capsys: pytest.CaptureFixture[str]) -> None:
