@@ -78,6 +78,7 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
     "compared pipelines": "torch.distributed.pipelining.stage.PipelineStage._compute_outputs.__code__",
     "shards of models, watched": """
         torch.distributed.tensor._utils.compute_local_shape_and_global_offset
+        torch.distributed.tensor._utils._compute_local_shape_and_global_offset
         torch.distributed.tensor.DTensor._local_tensor torch.distributed.device_mesh.DeviceMesh._get_root_mesh
         torch.distributed.fsdp.FSDPModule._get_fsdp_state
         torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_groups
@@ -102,6 +103,9 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch._C._TorchDispatchModeKey.FAKE torch._C._distributed_c10d.FakeWork.unbox
         torch._C._distributed_c10d.Reducer._rebuild_buckets
         torch.distributed.pipelining.schedules._PipelineSchedule._warmup_p2p
+        torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk
+        torch.distributed.pipelining.stage._PipelineStageBase.backward_one_chunk
+        torch.distributed.pipelining.stage._PipelineStageBase.backward_weight_one_chunk
         torch.distributed.pipelining.stage.PipelineStage._inference_mode
         torch.distributed.pipelining.stage.PipelineStage._user_meta
         torch.distributed.pipelining._utils.InferenceMode.STATIC

@@ -45,8 +45,9 @@ from rpcbench.base.charts import shorten_words
 from rpcbench.base.conditions import Condition
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
+from rpcbench.simulation.simulated_world import SimulatedWorld
 from rpcbench.telemetry import collector, trace
-from rpcbench.telemetry.collector import LIVE, Phase
+from rpcbench.telemetry.collector import LIVE, SIMULATED, Phase
 from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
@@ -225,6 +226,13 @@ class PanelFeed:
                 last()
             except Exception:
                 logger.exception("a panel that stopped could not be closed")
+
+
+def find_simulated(given: object, make_members: Callable[[SimulatedWorld], World]) -> Source | None:
+    """Return the source of a simulated world's step; None for anything else."""
+    if not isinstance(given, SimulatedWorld):
+        return None
+    return Still(make_members(given), SIMULATED)
 
 
 MOST_STILL_BYTES = 130_000

@@ -251,6 +251,7 @@ class Frame {
     this.tools = html("span", { class: "rb-frame-tools" }, this.asker, this.camera); // `panel` puts them behind the panel's own
     this.help = html("p", { class: "rb-help" }, STRINGS[name]?.help ?? "");
     this.asker.hidden = !this.help.textContent;
+    this.remarks = html("ul", { class: "rb-remarks" });
     this.note = html("p", { class: "rb-said-once", "aria-live": "polite" });
     this.problem = html("p", { class: "rb-problem", role: "alert", hidden: "" });
     this.hint = html("p", { class: "rb-hint" });
@@ -260,7 +261,7 @@ class Frame {
     this.body = html("div", { class: "rb-body", role: "group", tabindex: "0", "aria-label": `${title}, picture` });
     this.body.append(this.top, this.picture, this.hint);
     this.root = html("section", { class: `rb-panel rb-${name}`, "aria-label": title });
-    this.root.append(this.head, this.note, this.help, this.problem, this.body, this.legend);
+    this.root.append(this.head, this.remarks, this.note, this.help, this.problem, this.body, this.legend);
     this.root.addEventListener("keydown", stopPlainKeys);
     this.asker.addEventListener("click", () => this.toggleHelp());
     this.toggleHelp(false);
@@ -309,6 +310,12 @@ class Frame {
     join(this.stats, items, (_, { stat: [value, text, kind = ""] }) =>
       html("span", { class: `rb-stat ${kind}` }, html("b", {}, String(value)), ` ${text}`),
     );
+  }
+
+  // Shows sentences on what is in the picture, rows with `words`.
+  showRemarks(rows) {
+    const items = Object.values(rows).map(({ words }) => ({ key: words, parts: [] }));
+    join(this.remarks, items, (words) => html("li", {}, words));
   }
 
   // Shows the legend, [mark, text] each.

@@ -156,14 +156,15 @@ function messageRow(place, cols, began, names, chosen) {
   );
 }
 
-// Returns the entries of the legend: what is drawn, and nothing else. `states` and `families` have the keys of those there.
-function legend(families, states) {
+// Returns the entries of the legend: what is drawn, and nothing else. `states` and `families` have the keys of those there;
+// `hasLast`: a member came last to a collective.
+function legend(families, states, hasLast) {
   const end = (family) => (family === "collective" ? svg("circle", { class: "rb-dot", r: 5 }) : arrowHead(8, 0, 0));
   const mark = (family) => svg("g", { class: `rb-message rb-${family}` }, svg("line", { class: "rb-line", x1: -8, x2: 4 }), end(family));
   const marks = Object.entries(FAMILIES).filter(([key]) => families.includes(key)).map(([key, name]) => [mark(key), name]);
   const dashed = svg("g", { class: "rb-message rb-is-under-way rb-call" }, svg("line", { class: "rb-line", x1: -8, x2: 8 }));
   const lost = svg("g", { class: "rb-message rb-is-lost" }, svg("path", { class: "rb-cross", d: "M-4 -4 L4 4 M-4 4 L4 -4" }));
-  if (families.includes("collective")) marks.push([svg("circle", { class: "rb-dot rb-last", r: 5 }), TEXT.cameLast]);
+  if (hasLast) marks.push([svg("circle", { class: "rb-dot rb-last", r: 5 }), TEXT.cameLast]);
   const ring = svg("circle", { class: "rb-dot rb-missing", r: 5 });
   if (families.includes("collective") && states.includes("open")) marks.push([ring, TEXT.missing]);
   if (states.includes("under way")) marks.push([dashed, TEXT.states["under way"]]);
@@ -266,7 +267,9 @@ export default panel("messages", "Messages", (frame) => {
     const follows = inputs.length ? atEnd : frame.state.kind === "live"; // a live panel begins at the end, a record at its begin
     layout = layOut(all, messageFilter(filter.text(), filter.group(), names));
     inputs = current;
-    const drawn = [[...new Set(layout.places.map(({ row }) => row.family))].sort(), Object.keys(summary.states).sort()];
+    const shown = layout.places.map(({ row }) => row);
+    const hasLast = shown.some(({ entered, last }) => entered && last !== null);
+    const drawn = [[...new Set(shown.map(({ family }) => family))].sort(), Object.keys(summary.states).sort(), hasLast];
     if (legendOf !== String(drawn)) frame.showLegend(legend(...drawn));
     legendOf = String(drawn);
     frame.tallest = 0; // a filter may leave few rows, so this picture may shrink
@@ -278,6 +281,7 @@ export default panel("messages", "Messages", (frame) => {
     const cols = columns(view.workers, width, side(width));
     const follows = updateLayout(names);
     const { places, slots } = layout;
+    frame.showRemarks(view.remarks);
     headline(frame, view, places, summary);
     frame.resize(cols.width, roomFor(slots, 5) * STEP + 6, cols.head);
     if (follows) frame.body.scrollTop = frame.body.scrollHeight;

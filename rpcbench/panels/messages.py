@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Self
 
-from rpcbench.panels.base import Panel
+from rpcbench.panels.base import Panel, Source, find_simulated
 from rpcbench.telemetry import collector
 from rpcbench.telemetry.collector import TracedCollector
 from rpcbench.telemetry.drawing import panel_script, panel_styles
 from rpcbench.telemetry.message_views import messages_view
+from rpcbench.telemetry.simulated_members import message_members
 
 
 class MessagesPanel(Panel):
@@ -18,8 +19,13 @@ class MessagesPanel(Panel):
 
     look = staticmethod(messages_view)
     sentence = "Messages between members, live while this notebook's kernel runs. Run the cell to see the panel."
+    wants = '`rpcbench.panel("messages", world)` shows a result of rpcbench.simulate, without it the current cluster'
     _esm = panel_script("messages")
     _css = panel_styles("messages")
+
+    @classmethod
+    def find_source(cls, given: object) -> Source:
+        return find_simulated(given, message_members) or super().find_source(given)
 
     @classmethod
     def for_current_cluster(cls) -> Self:

@@ -250,6 +250,7 @@ export default panel("pipeline", "Pipeline", (frame) => {
   }
 
   return (view, width) => {
+    frame.showRemarks(view.remarks);
     const steps = history.add(view);
     const nameOf = (id) => view.workers[id]?.name ?? `id ${id}`;
     const shown = stepToShow(steps, state.chosen, state.live);

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rpcbench.panels.base import Panel
+from rpcbench.panels.base import Panel, Source, find_simulated
 from rpcbench.telemetry.drawing import panel_script, panel_styles
+from rpcbench.telemetry.simulated_members import pipeline_members
 from rpcbench.telemetry.views import pipeline_view
 
 
@@ -12,5 +13,10 @@ class PipelinePanel(Panel):
 
     look = staticmethod(pipeline_view)
     sentence = "Timeline of micro-batches, live while this notebook's kernel runs. Run the cell to see the panel."
+    wants = '`rpcbench.panel("pipeline", world)` shows a result of rpcbench.simulate, without it the current cluster'
     _esm = panel_script("pipeline")
     _css = panel_styles("pipeline")
+
+    @classmethod
+    def find_source(cls, given: object) -> Source:
+        return find_simulated(given, pipeline_members) or super().find_source(given)

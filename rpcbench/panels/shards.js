@@ -159,7 +159,6 @@ export default panel("shards", TEXT.title, (frame) => {
   const find = html("input", { type: "search", placeholder: TEXT.find, "aria-label": TEXT.findTip });
   const tools = html("span", { class: "rb-tools" }, choose, find);
   const meshes = html("div", { class: "rb-meshes" });
-  const remarks = html("ul", { class: "rb-remarks" });
   const [heads, rows] = [html("tr"), html("tbody")];
   const corner = html("th", { scope: "col", class: "rb-corner" }, TEXT.corner);
   const table = html("table", {}, html("caption", { class: "rb-hidden" }, TEXT.title), html("thead", {}, heads), rows);
@@ -169,7 +168,6 @@ export default panel("shards", TEXT.title, (frame) => {
   frame.body.before(status);
   frame.top.remove();
   frame.picture.replaceWith(meshes, table, rest);
-  frame.head.after(remarks);
   frame.head.append(tools);
   for (const [node, event] of [[choose, "change"], [find, "input"]]) node.addEventListener(event, () => frame.redraw());
 
@@ -216,8 +214,7 @@ export default panel("shards", TEXT.title, (frame) => {
     else frame.showStats(...leftOutStats(workers)), frame.describe(TEXT.none);
     const drawn = of("meshes").map(([key, mesh]) => ({ key, parts: [JSON.stringify(mesh), mesh.workers.map(names).join()], mesh }));
     join(meshes, drawn, (_, { mesh }) => meshPicture(mesh, names));
-    const said = of("remarks").map(([, { words }]) => ({ key: words, parts: [] }));
-    join(remarks, said, (words) => html("li", {}, words));
+    frame.showRemarks(Object.values(view.remarks).filter((row) => !row.model || row.model === model?.model));
     showHeads(ranks, model, names, (width - NAMES) / Math.max(1, ranks.length));
     showRows(view, params, ranks, names);
     const marks = model ? legendOf(all.map(([, param]) => param), ranks) : [];

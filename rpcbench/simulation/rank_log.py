@@ -8,7 +8,10 @@ Guarantees
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rpcbench.simulation.model_pieces import ModelPieces
 
 COMPUTE = 0
 """The stream on which a program runs that has opened none."""
@@ -83,7 +86,22 @@ class Synchronize(NamedTuple):
     """The program waits until all streams are idle."""
 
 
-Action = Kernel | Collective | WaitForCollective | RecordEvent | WaitForEvent | Synchronize
+class BeginOperation(NamedTuple):
+    """A stage of `torch.distributed.pipelining` begins an operation on a micro-batch."""
+
+    stage: int
+    stages: int  # of the pipeline
+    kind: str  # "F", "B", or of a backward in two halves "I" and "W", as in `pipeline.ops.Kind`
+    microbatch: int
+
+
+class EndOperation(NamedTuple):
+    """The operation of a stage ends."""
+
+
+Action = (
+    Kernel | Collective | WaitForCollective | RecordEvent | WaitForEvent | Synchronize | BeginOperation | EndOperation
+)
 
 PARAMETERS, GRADIENTS, STATES, ACTIVATIONS, GATHERED, TEMPORARY = (
     "parameters", "gradients", "optimizer", "activations", "gathered", "temporary",
@@ -119,6 +137,7 @@ class RankLog:
     allocations: list[Allocation] = field(default_factory=list)  # from the begin of the program, and not of the step
     parameters: int = 0  # numbers of parameters that this rank holds
     assumed: list[str] = field(default_factory=list)  # sentences on values that were assumed
+    models: list[ModelPieces] = field(default_factory=list)  # those that the program calls
 
     def peak_memory(self) -> MemoryPeak:
         """Return the moment of the step with the most memory."""

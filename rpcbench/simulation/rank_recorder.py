@@ -21,6 +21,8 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -32,6 +34,7 @@ import torch.distributed as c10d
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeWork
 from torch.distributed import distributed_c10d
+from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -51,6 +54,7 @@ from rpcbench.distributed.torch_ops import (
 from rpcbench.runtime.handles import tensor_bytes
 from rpcbench.simulation.fake_operators import group_of_call
 from rpcbench.simulation.memory import MemoryBook
+from rpcbench.simulation.model_pieces import PieceBook
 from rpcbench.simulation.module_paths import ModuleWatch
 from rpcbench.simulation.operator_counts import count_bytes, count_flops, kind_of_operator
 from rpcbench.simulation.patches import replace_attribute, replace_attributes
@@ -65,7 +69,9 @@ from rpcbench.simulation.rank_log import (
     RECOMPUTE,
     STATES,
     Action,
+    BeginOperation,
     Collective,
+    EndOperation,
     Kernel,
     ModelPart,
     RankLog,
@@ -85,6 +91,8 @@ _FUNCTIONAL = {  # operator of torch.ops._c10d_functional → that of c10d which
     "shard_dim_alltoall": ("alltoall_base_", None),
 }  # fmt: skip
 _SKIPPED = {"prim", "profiler", "prims_meta"}
+_OPERATIONS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
+"""Methods of a pipeline's stage, and the kinds of their operations; a backward without weights is "I"."""
 
 
 class RankRecorder(TorchDispatchMode):
@@ -96,6 +104,7 @@ class RankRecorder(TorchDispatchMode):
         self._memory = MemoryBook(self.current_stream)
         self._modules = ModuleWatch(self._model_found)
         self._models = weakref.WeakKeyDictionary[nn.Module, dict[int, int]]()  # id of a parameter → its elements
+        self._pieces = PieceBook()
         self._in_optimizer = self._in_backward = False
         self._streams: dict[int, int] = {}  # id of a stream → its number; the stream is kept
         self._kept_streams: list[Any] = []
@@ -114,6 +123,8 @@ class RankRecorder(TorchDispatchMode):
             replace_attribute(torch.UntypedStorage, "resize_", _resize_and_count(self._memory)),
         ):
             self._exits.enter_context(opened)
+        for name in _OPERATIONS:
+            self._exits.enter_context(replace_attribute(_PipelineStageBase, name, _mark_operation(self, name)))
         self._exits.callback(register_optimizer_step_pre_hook(self._before_optimizer).remove)
         self._exits.callback(register_optimizer_step_post_hook(self._after_optimizer).remove)
         return self
@@ -127,6 +138,7 @@ class RankRecorder(TorchDispatchMode):
         """Forget the actions until now."""
         self.log.actions.clear()
         self._memory.begin_step()
+        self._modules.called.clear()
         self._in_backward = False
 
     def end_step(self) -> RankLog:
@@ -138,6 +150,7 @@ class RankRecorder(TorchDispatchMode):
         for own in self._models.values():
             counts |= own
         self.log.parameters = sum(counts.values())
+        self.log.models = self._pieces.read_step(self._modules.called)
         return self.log
 
     def add_action(self, action: Action) -> None:
@@ -283,22 +296,32 @@ class RankRecorder(TorchDispatchMode):
         """Count a tensor as gradients, as a bucket of DistributedDataParallel is."""
         self._memory.mark_tensors([tensor], GRADIENTS)
 
+    def begin_operation(self, stage: Any, kind: str, microbatch: int) -> None:
+        """Record that a stage of a pipeline begins an operation; `add_action(EndOperation())` ends it."""
+        self._pieces.set_stage(stage.submod, stage.stage_index)
+        self.add_action(BeginOperation(stage.stage_index, stage.num_stages, kind, microbatch))
+
     def _model_found(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
         self._models[model] = {id(tensor): local_tensor(tensor).numel() for tensor in tensors}
         self._memory.mark_tensors(map(local_tensor, tensors), PARAMETERS)
+        self._pieces.add_model(model)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._in_optimizer = True
-        self._mark_gradients(each for group in optimizer.param_groups for each in group["params"])
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._mark_gradients(parameters)
+        self._pieces.add_gradients(parameters)
 
     def _mark_gradients(self, parameters: Iterable[Tensor]) -> None:
         self._memory.mark_tensors([local_tensor(each.grad) for each in parameters if each.grad is not None], GRADIENTS)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._in_optimizer = False
-        states = (value for state in optimizer.state.values() for value in state.values())
-        self._memory.mark_tensors([local_tensor(each) for each in states if isinstance(each, Tensor)], STATES)
+        for parameter, state in optimizer.state.items():
+            values = [local_tensor(each) for each in state.values() if isinstance(each, Tensor)]
+            self._memory.mark_tensors(values, STATES)
+            self._pieces.set_state(parameter, sum(map(tensor_bytes, values)))
 
 
 def _resize_and_count(memory: MemoryBook) -> Callable[[torch.UntypedStorage, int], Any]:
@@ -310,6 +333,23 @@ def _resize_and_count(memory: MemoryBook) -> Callable[[torch.UntypedStorage, int
         return result
 
     return resize_and_count
+
+
+def _mark_operation(recorder: RankRecorder, name: str) -> Callable[..., Any]:
+    """Return a stage's method that records when it begins and ends."""
+    method = getattr(_PipelineStageBase, name)
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def run_marked(stage: Any, chunk: int, *args: Any, **options: Any) -> Any:
+        is_half = signature.bind(stage, chunk, *args, **options).arguments.get("full_backward") is False
+        recorder.begin_operation(stage, "I" if is_half else _OPERATIONS[name], chunk)
+        try:
+            return method(stage, chunk, *args, **options)
+        finally:
+            recorder.add_action(EndOperation())
+
+    return run_marked
 
 
 @contextlib.contextmanager

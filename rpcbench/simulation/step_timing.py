@@ -35,7 +35,9 @@ from rpcbench.simulation.costs import collective_seconds, kernel_time
 from rpcbench.simulation.hardware import Hardware
 from rpcbench.simulation.rank_log import (
     COMPUTE,
+    BeginOperation,
     Collective,
+    EndOperation,
     Kernel,
     ModelPart,
     RankLog,
@@ -67,6 +69,14 @@ class TimedSpan(NamedTuple):
     part: ModelPart
 
 
+class CollectiveTimes(NamedTuple):
+    """The times of a collective or transfer on a rank, in seconds from the begin of the step."""
+
+    come: float  # when this rank has come to it
+    begin: float  # when all have come, and the one before it is over
+    end: float
+
+
 @dataclass(slots=True)
 class RankTimeline:
     """The times of one rank's step."""
@@ -75,7 +85,8 @@ class RankTimeline:
     spans: list[TimedSpan] = field(default_factory=list)
     causes: dict[str, float] = field(default_factory=dict)  # seconds of each; their sum is the step
     seconds: float = 0.0
-    collectives: dict[int, tuple[float, float]] = field(default_factory=dict)  # number → begin and end
+    collectives: dict[int, CollectiveTimes] = field(default_factory=dict)  # by number
+    operations: list[tuple[float, float]] = field(default_factory=list)  # begin and end of each of a pipeline's stages
 
     def add_cause(self, cause: str, seconds: float) -> None:
         """Give a cause some of the step's seconds."""
@@ -170,6 +181,7 @@ class _Cursor:
         self.timeline = RankTimeline(log.rank)
         self._issued = 0.0  # until when the program has issued its actions
         self._filled = 0.0  # until when the compute stream's seconds have causes
+        self._began = 0.0  # when the operation of a pipeline's stage has begun
         self._streams: defaultdict[int, _Moment] = defaultdict(lambda: _BEGIN)
         self._events: dict[int, _Moment] = {}
         self._joined: dict[int, tuple[Collective, _Meeting]] = {}
@@ -189,6 +201,10 @@ class _Cursor:
                 self._events[action.event] = self._streams[stream]
             elif isinstance(action, WaitForEvent):
                 self._wait_until(stream, self._events.get(action.event, _BEGIN))
+            elif isinstance(action, BeginOperation):
+                self._began = self._streams[COMPUTE].time
+            elif isinstance(action, EndOperation):
+                self.timeline.operations.append((self._began, self._streams[COMPUTE].time))
             elif isinstance(action, Synchronize):
                 self._issued = max(self._issued, *(moment.time for moment in self._streams.values()), 0.0)
         for number in list(self._joined):
@@ -253,7 +269,8 @@ class _Cursor:
         name = "pipeline" if collective.peer is not None else collective.group
         span = TimedSpan(name, collective.op, meeting.begin, meeting.end, f"exposed {name}", collective.part)
         self.timeline.spans.append(span)
-        self.timeline.collectives[number] = meeting.begin, meeting.end
+        come = meeting.arrivals[self._log.rank]
+        self.timeline.collectives[number] = CollectiveTimes(come, meeting.begin, meeting.end)
         self._wait_until(stream, _Moment(meeting.end, span.cause, meeting.seconds_for_others(self._log.rank)))
 
     def _wait_until(self, stream: int, moment: _Moment) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rpcbench.base.ids import COUNTER_BITS, OWN, Id, Row, Table
 from rpcbench.runtime.events import MessageRow
 from rpcbench.runtime.members import GONE
-from rpcbench.telemetry.views import View, World, rows_of, worker_rows
+from rpcbench.telemetry.views import View, World, remark_rows, rows_of, worker_rows
 
 
 class ClockOffset(NamedTuple):
@@ -113,7 +113,7 @@ def _collective_row(parts: Table, world: World) -> Row:
     last = max(parts, key=lambda id_: float(parts[id_]["begin"]))
     begin, reporters = min(row["begin"] for row in rows), {world[int(id_)]["name"] for id_ in parts}
     missing = [name for name in rows[0]["members"] if name not in reporters]
-    known = not missing and len(rows) > 1  # a member alone never waits
+    known = not missing and parts[last]["begin"] > begin  # none is the last if all come at once, or one is alone
     through = any(row["end"] is not None and not row["failed"] for row in rows)
     ends = [row["end"] for row in rows if row["end"] is not None]
     state = _collective_state(parts, world)
@@ -241,13 +241,12 @@ _OWN_CALL, _CELL = ".cell", "this cell"
 def messages_view(world: World) -> View:
     """Return messages in the order of sending, and collectives.
 
-    Sections: workers, messages, counts, clocks; collectives and entries as in `collectives_view`. The state of a
-    message is `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`: its receiver
-    has left in good order, was restarted since, or some of its reports were left out. `sent` and `received`: seconds of
-    our clock, None without a report of that end. `words` describe it, and `family` is a key of `MESSAGE_FAMILIES`; a
-    reply has the label of its call. Of more than `KEPT` messages the latest are shown, and a row of `counts` has the
-    number of `all`.
-    Calls of this package are shown only for cells.
+    Sections: workers, messages, counts, clocks, remarks (sentences); collectives and entries as in `collectives_view`.
+    The state of a message is `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`:
+    its receiver has left in good order, was restarted since, or some of its reports were left out. `sent` and
+    `received`: seconds of our clock, None without a report of that end. `words` describe it, and `family` is a key of
+    `MESSAGE_FAMILIES`; a reply has the label of its call. Of more than `KEPT` messages the latest are shown, and a row
+    of `counts` has the number of `all`. Calls of this package are shown only for cells.
     """
     joined: Table = {}
     for state in world.values():
@@ -269,6 +268,7 @@ def messages_view(world: World) -> View:
         "workers": worker_rows(world, mentioned),
         "counts": {"messages": {"all": sent}} if sent > len(shown) else {},
         "messages": shown,
+        "remarks": remark_rows(world),
     }
 
 

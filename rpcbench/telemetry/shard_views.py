@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rpcbench.base.charts import shorten_words
 from rpcbench.base.errors import count_noun, format_bytes
 from rpcbench.base.ids import Row, Table
-from rpcbench.telemetry.views import View, World, living_members, rows_of, worker_rows
+from rpcbench.telemetry.views import View, World, living_members, remark_rows, rows_of, worker_rows
 
 
 class ShardMark(NamedTuple):
@@ -59,7 +59,6 @@ def shards_view(world: World) -> View:
     models = [(worker, row) for worker, _, row in rows_of(there, "models")]
     pieces = list(_piece_rows(there, {(worker, _model_key(row)): row for worker, row in models}))
     params = _param_rows(pieces)
-    names = {worker: str(member["name"]) for worker, member in world.items()}
     return {
         "workers": worker_rows(world, ()),
         "models": _model_rows(models, params, pieces),
@@ -67,7 +66,7 @@ def shards_view(world: World) -> View:
         "meshes": _mesh_rows(models),
         "params": params,
         "pieces": {f"{row['param']}/{row['worker']}": row for row in pieces},
-        "remarks": {str(n): row for n, row in enumerate(_remark_rows(models, params, pieces, names))},
+        "remarks": {str(n): row for n, row in enumerate(_remark_rows(world, models, params, pieces))},
     }
 
 
@@ -251,8 +250,11 @@ def _mesh_rows(models: list[tuple[int, Row]]) -> Table:
 
 # -- sentences
 def _remark_rows(
-    models: list[tuple[int, Row]], params: Table, pieces: list[Row], names: dict[int, str]
+    world: World, models: list[tuple[int, Row]], params: Table, pieces: list[Row]
 ) -> Iterator[Row]:
+    """Yield the sentences on each model, and those that the world has: on all, of model ""."""
+    yield from ({"model": "", **row} for row in remark_rows(world).values())
+    names = {worker: str(member["name"]) for worker, member in world.items()}
     by_model: dict[str, list[tuple[int, Row]]] = {}
     for worker, row in models:
         by_model.setdefault(row["model"], []).append((worker, row))
@@ -304,7 +306,7 @@ def _shape_text(row: Row) -> str:
 # -- text
 def shards_text(view: View) -> tuple[str, list[str]]:
     """Return the view as text: a line with the sum, and the other lines."""
-    lines: list[str] = []
+    lines = [f"  {row['words']}" for row in view["remarks"].values() if not row["model"]]
     for name, model in view["models"].items():
         whole = ", ".join(
             f"{format_bytes(model[column])} {mark.name}" for column, mark in SHARD_PARTS.items() if model[column]

@@ -71,7 +71,12 @@ def _context_line(row: Row, left: int) -> str:
 
 def _summarize_steps(view: View) -> tuple[str, list[str]]:
     lines = [f"  {_step_line(row)}" for row in view["steps"].values()]
-    return f"{_count_workers(view)}, {count_noun(len(lines), 'pipeline step')} listed", lines[::-1]  # latest first
+    first = f"{_count_workers(view)}, {count_noun(len(lines), 'pipeline step')} listed"
+    return first, _remark_lines(view) + lines[::-1]  # latest first
+
+
+def _remark_lines(view: View) -> list[str]:
+    return [f"  {row['words']}" for row in view["remarks"].values()]
 
 
 def _step_line(row: Row) -> str:
@@ -96,7 +101,7 @@ def _summarize_messages(view: View) -> tuple[str, list[str]]:
     notices = f", {count_noun(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
     cut = "".join(f", last {len(every):,} of {row['all']:,} shown" for row in view["counts"].values())
     first = f"{_count_workers(view)}, {count_noun(len(rows), 'message')}{marks}{done}{notices}{cut}"
-    return first, [line for _, line in sorted(lines, key=lambda line: line[0])]
+    return first, _remark_lines(view) + [line for _, line in sorted(lines, key=lambda line: line[0])]
 
 
 def _collective_line(workers: Table, row: Row, began: float) -> str:

@@ -170,7 +170,7 @@ _UNTOLD = "untold"  # a worker left before it reported the end of the step
 
 
 def pipeline_view(world: World) -> View:
-    """Return the place of each micro-batch. Sections: workers, steps, lanes, ops.
+    """Return the place of each micro-batch. Sections: workers, steps, lanes, ops, remarks (sentences).
 
     `steps`: the latest steps. The `state` is `complete` once all workers have reported so; `failed` where an operation
     has raised, the step was cancelled or a worker is lost; else `running`. `trains`: False for evaluation. `bubble` is
@@ -191,7 +191,13 @@ def pipeline_view(world: World) -> View:
         "steps": {str(row["step"]): row for row in sorted(listed.values(), key=lambda row: float(row["begin"]))},
         "lanes": {key: worker_row for row, step in drawn for key, worker_row in _step_worker_rows(row, step)},
         "ops": {key: row for _, step in drawn for key, row in step.ops.items()},
+        "remarks": remark_rows(world),
     }
+
+
+def remark_rows(world: World) -> Table:
+    """Return section `remarks`: sentences on what the picture shows, from those that made the world."""
+    return {key: row for _, key, row in rows_of(world, "remarks")}
 
 
 @dataclass(slots=True)

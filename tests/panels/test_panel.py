@@ -218,7 +218,9 @@ def test_an_unknown_name_lists_the_panels():
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
-        ("pipeline", 3, "this panel does not show 3: "),
+        ("pipeline", 3, "this panel does not show 3: .* a result of rpcbench.simulate"),
+        ("messages", 3, "does not show 3: .* a result of rpcbench.simulate"),
+        ("shards", "model", "does not show 'model': .* a result of rpcbench.simulate"),
         ("rrefs", [1, 2], r"does not show \[1, 2\]: it shows the current cluster, and needs nothing more"),
         ("compare", 3, "does not show 3: .* a result of cluster.compare"),
         ("plan", Source(), "does not show .*: .* the result of rpcbench.plan"),
