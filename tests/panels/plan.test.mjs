@@ -40,8 +40,8 @@ test("ticks are round in their unit", () => {
 });
 
 test("names move down until they cover no other one", () => {
-  const points = [0, 1, 2].map((n) => ({ key: String(n), x: 100 + n, y: 50 + n, name: "dp 8, tp 8" }));
+  const points = [0, 1, 2].map((n) => ({ key: String(n), x: 300 + n, y: 50 + n, name: "dp 8, tp 8" }));
   const bases = [...placeNames(points, Infinity).values()].map(({ y }) => y).sort((a, b) => a - b);
   assert.ok(bases[1] - bases[0] >= 14 && bases[2] - bases[1] >= 14);
-  assert.equal(placeNames(points.slice(0, 1), 150).get("0").side, -1, "a name does not cross the line of the memory");
+  assert.equal(placeNames(points.slice(0, 1), 350).get("0").side, -1, "a name does not cross the line of the memory");
 });

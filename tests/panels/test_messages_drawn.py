@@ -237,7 +237,7 @@ def test_an_open_collective_is_in_sight_with_its_missing_member_once_collectives
     at = world(4)
     for n in range(many):
         send(at, 0, 1 + n % 4, "Call", 1.0 + n)
-        meet(at, n, dict.fromkeys((1, 2, 3, 4), 1.5 + n), 1.6 + n)
+        meet(at, n, {member: 1.5 + n + member / 100 for member in (1, 2, 3, 4)}, 1.6 + n)
     meet(at, many, {1: 100.0, 2: 100.0, 4: 100.0}, None, "barrier")
     shown = show("messages", at)
     shown.page.locator(".rb-tools select").select_option("collective")
