@@ -111,11 +111,8 @@ class SimulatedWorld:
     @property
     def flops(self) -> int:
         """Floating-point operations of the model in one step, in the whole world, without those that are run again."""
-        return sum(
-            role.ranks * each.flops
-            for role, log in self.played_roles() for each in log.actions
-            if isinstance(each, Kernel) and each.part.phase != RECOMPUTE
-        )  # fmt: skip
+        kernels = ((role, each) for role, log in self._pair_roles() for each in log.actions if isinstance(each, Kernel))
+        return sum(role.ranks * each.flops for role, each in kernels if each.part.phase != RECOMPUTE)
 
     @property
     def mfu(self) -> float:
@@ -124,7 +121,7 @@ class SimulatedWorld:
         The peak is that of the type that most of them have.
         """
         by_type: Counter[str] = Counter()
-        for _, log in self.played_roles():
+        for _, log in self._pair_roles():
             for each in log.actions:
                 if isinstance(each, Kernel) and each.flops:
                     by_type[each.dtype] += each.flops
@@ -142,7 +139,7 @@ class SimulatedWorld:
     @cached_property
     def memory(self) -> dict[str, MemoryPeak]:
         """The moment with the most memory, of each role."""
-        return {role.name: log.peak_memory() for role, log in self.played_roles()}
+        return {role.name: log.peak_memory() for role, log in self._pair_roles()}
 
     @property
     def peak_bytes(self) -> int:
@@ -152,7 +149,7 @@ class SimulatedWorld:
     @cached_property
     def reserved_bytes(self) -> int:
         """The most memory that the caching allocator of a GPU reserves on any rank, with expandable segments."""
-        return max(count_reserved(log.allocations) for _, log in self.played_roles())
+        return max(count_reserved(log.allocations) for _, log in self._pair_roles())
 
     @property
     def is_fitting(self) -> bool:
@@ -164,7 +161,7 @@ class SimulatedWorld:
     def collectives(self) -> list[SimulatedCollective]:
         """The collectives of the step, by role in the order of issue."""
         rows = []
-        for role, log in self.played_roles():
+        for role, log in self._pair_roles():
             times = self._timelines[role.rank].collectives
             for each in log.actions:
                 if isinstance(each, Collective):
@@ -176,8 +173,7 @@ class SimulatedWorld:
                     )  # fmt: skip
         return rows
 
-    def played_roles(self) -> list[tuple[Role, RankLog]]:
-        """Return each role with the log of its played rank."""
+    def _pair_roles(self) -> list[tuple[Role, RankLog]]:
         logs = {log.rank: log for log in self.logs}
         return [(role, logs[role.rank]) for role in self.roles]
 
@@ -194,7 +190,7 @@ class SimulatedWorld:
         return save_timelines(self.timelines.items(), path)
 
     def _repr_html_(self) -> str:
-        role, log = max(self.played_roles(), key=lambda each: self.memory[each[0].name].bytes)
+        role, log = max(self._pair_roles(), key=lambda each: self.memory[each[0].name].bytes)
         memory = as_html(memory_picture(log, self.hardware.memory_bytes), f"memory of {role.name}")
         return f"<pre>{escape(str(self))}</pre>{self.timeline.html()}<br>{memory}"
 

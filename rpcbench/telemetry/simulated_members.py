@@ -41,6 +41,12 @@ def _make_members(tables: Mapping[int, dict[str, Table]], remarks: Iterable[str]
     return members
 
 
+def _pair_roles(world: SimulatedWorld) -> list[tuple[Role, RankLog]]:
+    """Return each role with the log of its played rank."""
+    logs = {log.rank: log for log in world.logs}
+    return [(role, logs[role.rank]) for role in world.roles]
+
+
 def _mesh_words(world: SimulatedWorld) -> str:
     return ", ".join(f"{name} {size}" for name, size in world.mesh.items())
 
@@ -70,9 +76,7 @@ class _Operation:
 
 def pipeline_members(world: SimulatedWorld) -> World:
     """Return the played ranks with the tables "ops" and "steps": one step."""
-    operations = {
-        role.rank: _gather_operations(log, world.timelines[role.name]) for role, log in world.played_roles()
-    }  # fmt: skip
+    operations = {role.rank: _gather_operations(log, world.timelines[role.name]) for role, log in _pair_roles(world)}
     running = {rank: own for rank, own in operations.items() if own}
     if not running:
         return _make_members({world.roles[0].rank: {}}, [_why_no_pipeline(world)])
@@ -160,7 +164,7 @@ def shard_members(world: SimulatedWorld) -> World:
     """Return ranks of each role with the tables "models" and "shards"."""
     tables: dict[int, dict[str, Table]] = {}
     count = max(1, MOST // len(world.roles))
-    for role, log in world.played_roles():
+    for role, log in _pair_roles(world):
         known = [rank for rank in _ranks_of_role(world, role) if _knows_pieces(world, log, rank)]
         for rank in [role.rank, *(each for each in known if each != role.rank)][:count]:
             tables[rank] = _shard_tables(world, log, rank)
@@ -280,7 +284,7 @@ _Meeting = dict[int, tuple[Row, tuple[int, ...]]]
 def _gather_meetings(world: SimulatedWorld) -> dict[str, _Meeting]:
     """Return the collectives and transfers. All ranks give one of them the same key: its ranks and its number there."""
     found: dict[str, _Meeting] = {}
-    for role, log in world.played_roles():
+    for role, log in _pair_roles(world):
         counts: Counter[str] = Counter()
         times = world.timelines[role.name].collectives
         for each in log.actions:

@@ -170,6 +170,35 @@ def program(mesh):
 layouts = rpcbench.plan(program, 64, "a100", tokens=65536)
 layouts"""
 
+# A pipeline of four stages, each sharded over two ranks.
+SIMULATED = """import torch, rpcbench
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+def program(mesh):
+    rank, stages = mesh["pp"].get_local_rank(), mesh["pp"].size()
+    layers = [nn.Sequential(nn.Linear(4096, 16384), nn.GELU(), nn.Linear(16384, 4096)) for _ in range(3 + (rank == 2))]
+    model = nn.Sequential(*layers)
+    for layer in model:
+        fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=False)
+    fully_shard(model, mesh=mesh["dp"], reshard_after_forward=False)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    ends = [torch.ones(2048, 4096, requires_grad=True) for _ in range(2)]
+    stage = PipelineStage(model, rank, stages, torch.device("cpu"), *ends, group=mesh["pp"].get_group())
+    schedule = Schedule1F1B(stage, 8, loss_fn=lambda y, target: (y - target).square().mean())
+
+    def step():
+        inputs = [torch.ones(8 * 2048, 4096)] if rank == 0 else []
+        targets = {"target": torch.ones(8 * 2048, 4096)} if rank == stages - 1 else {}
+        schedule.step(*inputs, **targets)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+world = rpcbench.simulate(program, mesh={"pp": 4, "dp": 2}, hardware="h100")"""
+
 # A backward pass that takes its time, and a moment in the middle of it. From then on the panel stands still.
 BACKWARD = [
     "%panel autograd",
@@ -307,6 +336,14 @@ def of_plan(shots: Shots) -> None:
     shots.take(notebook.page, "plan")
 
 
+def of_simulated(shots: Shots) -> None:
+    """A simulated step in the pipeline panel."""
+    notebook = shots.open(1, [SIMULATED, "%panel pipeline world"], 1500)
+    shots.run(notebook, SIMULATED, "%panel pipeline world")
+    notebook.page.locator(".rb-pipeline .rb-blocks .rb-op").first.wait_for()
+    shots.take(notebook.page, "simulated", ".rb-pipeline")
+
+
 def of_autograd(shots: Shots) -> None:
     """A backward pass in its middle."""
     notebook = shots.open(3, BACKWARD, 1400)
@@ -361,6 +398,7 @@ PANELS = {
     "shards": of_shards,
     "compare": of_compare,
     "plan": of_plan,
+    "simulated": of_simulated,
     "autograd": of_autograd,
     "training": of_training,
 }

@@ -11,7 +11,9 @@ from rpcbench.simulation.rank_log import (
     COMPUTE,
     FORWARD,
     Action,
+    BeginOperation,
     Collective,
+    EndOperation,
     Kernel,
     ModelPart,
     RankLog,
@@ -77,7 +79,13 @@ def test_a_blocking_one_holds_up_its_stream():
 
 def test_collectives_of_a_group_follow_each_other():
     timeline = replay([reduce(1, 4), reduce(2, 4), WaitForCollective(COMPUTE, 2)])[0]
-    assert timeline.collectives == {1: (0.0, 4.0), 2: (4.0, 8.0)}
+    assert timeline.collectives == {1: (0.0, 0.0, 4.0), 2: (0.0, 4.0, 8.0)}
+
+
+def test_an_operation_of_a_stage_lasts_from_its_first_operator_to_its_last_one():
+    forward = [BeginOperation(0, 2, "F", 0), work(3), reduce(1, 4, blocking=True), work(1), EndOperation()]
+    timeline = replay([work(2), *forward, work(5)])[0]
+    assert timeline.operations == [(2.0, 10.0)]
 
 
 def test_a_stream_waits_for_the_event_of_another_one_and_not_for_what_comes_behind_it():
