@@ -31,6 +31,7 @@ class ModuleWatch:
     def __init__(self, model_found: Callable[[nn.Module], None]) -> None:
         self._model_found = model_found  # called with each outermost module, when it is called first
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.called: set[int] = set()  # ids of outermost modules that were called; the user clears it
         self._running: list[str] = []  # of a forward pass, outermost first
         self._in_backward = ""
         self._handles: list[RemovableHandle] = []
@@ -66,6 +67,8 @@ class ModuleWatch:
             self._model_found(module)
             for name, inner in module.named_modules():
                 self._paths.setdefault(inner, _clean_path(name))
+        if not self._paths[module]:
+            self.called.add(id(module))
         outer = self._running[-1] if self._running else ""
         self._running.append(self._paths[module])
         self._watch_gradients(args, outer)

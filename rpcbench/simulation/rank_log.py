@@ -137,7 +137,7 @@ class RankLog:
     allocations: list[Allocation] = field(default_factory=list)  # from the begin of the program, and not of the step
     parameters: int = 0  # numbers of parameters that this rank holds
     assumed: list[str] = field(default_factory=list)  # sentences on values that were assumed
-    models: list[ModelPieces] = field(default_factory=list)  # those that the program calls
+    models: list[ModelPieces] = field(default_factory=list)  # those that the step calls
 
     def peak_memory(self) -> MemoryPeak:
         """Return the moment of the step with the most memory."""

@@ -315,8 +315,9 @@ def test_a_panel_is_shown_by_name(kernel):
     assert "say which panel to show: workers, rrefs" in kernel.run("%panel nope").text
     assert "this notebook has no result in a variable of that name" in kernel.run("%panel plan layouts").text
     kernel.run("text = 'no result'")
-    assert "this panel does not show 'no result': it shows the current cluster" in kernel.run("%panel rrefs text").text
-    assert "`%panel plan NAME` show the result of rpcbench.plan" in kernel.run("%panel plan").text
+    refused = kernel.run("%panel rrefs text").evalue
+    assert refused.startswith("this panel does not show 'no result': it shows the current cluster")
+    assert "`%panel plan NAME` show the result of rpcbench.plan" in kernel.run("%panel plan").evalue
 
 
 PLANNED = """\
@@ -328,9 +329,14 @@ layouts"""
 
 
 def test_a_plan_is_a_panel_as_the_last_line_and_by_its_name(kernel):
-    made = kernel.run(PLANNED)
-    assert "application/vnd.jupyter.widget-view+json" in made.results[0] and "dp 2" in made.results[0]["text/plain"]
-    assert "application/vnd.jupyter.widget-view+json" in kernel.run("%panel plan layouts").results[0]
+    widget = "application/vnd.jupyter.widget-view+json"
+    drawn = [each["text/plain"] for each in kernel.run(PLANNED).results if widget in each]
+    assert any("\ndp 2  " in text for text in drawn), "beside a bar of the progress"
+    assert widget in kernel.run("%panel plan layouts").results[0]
+    kernel.run("world = layouts.best")
+    assert "This world has no pipeline" in kernel.run("%panel pipeline world").results[0]["text/plain"]
+    shown = kernel.run("%panel shards world").results[0]["text/plain"]
+    assert shown.startswith("2 members, 1 watched model"), "of the notebook, and no variable of the workers"
 
 
 def test_the_sharding_panel_watches_a_variable_of_the_workers(kernel):
