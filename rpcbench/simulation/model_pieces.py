@@ -1,8 +1,8 @@
 """The pieces of a model's parameters that the ranks of a played rank's meshes hold, as a log keeps them.
 
 Guarantees
-- They hold plain data, read at the end of the step, or when the model was called first if it is freed before. No model is
-  kept alive, and reading is no operator of the rank.
+- They hold plain data, read at the end of the step; of a model that is freed before, when it was called first.
+- No model is kept alive, and reading is no operator of the rank.
 - The pieces of other ranks are those that DTensor's own arithmetic gives to their places in the mesh.
 """
 

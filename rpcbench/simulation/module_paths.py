@@ -31,7 +31,7 @@ class ModuleWatch:
     def __init__(self, model_found: Callable[[nn.Module], None]) -> None:
         self._model_found = model_found  # called with each outermost module, when it is called first
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self.called: set[int] = set()  # ids of outermost modules that were called; the user clears it
+        self.called: set[int] = set()  # ids of outermost modules that were called since `called.clear()`
         self._running: list[str] = []  # of a forward pass, outermost first
         self._in_backward = ""
         self._handles: list[RemovableHandle] = []
