@@ -44,8 +44,7 @@ _IN_FLOAT32 = {  # functions that autocast computes in float32 on CUDA
 _SAME_TENSOR = {"cuda", "pin_memory"}  # methods that return the tensor itself where it is on the device
 _WITHOUT_EFFECT = (
     "set_device", "empty_cache", "ipc_collect", "init", "manual_seed", "manual_seed_all", "seed_all",
-    "set_per_process_memory_fraction", "reset_peak_memory_stats", "reset_max_memory_allocated",
-    "reset_accumulated_memory_stats",
+    "set_per_process_memory_fraction", "reset_accumulated_memory_stats",
 )  # fmt: skip
 _MARKS = ("mark", "range_push", "range_pop", "range_start", "range_end")  # of torch.cuda.nvtx
 

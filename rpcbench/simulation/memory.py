@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rpcbench.simulation.allocator import count_reserved
 from rpcbench.simulation.rank_log import (
     ACTIVATIONS,
     CATEGORIES,
@@ -54,6 +55,7 @@ class MemoryBook:
         self._forward: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # made since the last backward began
         self._action, self._part = 0, ModelPart("", "")
         self._count = 0
+        self._bytes = self._peak = 0  # now, and at most
 
     def set_position(self, action: int, part: ModelPart) -> None:
         """Changes from now on belong to this place of the step."""
@@ -83,7 +85,20 @@ class MemoryBook:
         if size != entry.bytes:
             self._changes.append((self._action, size - entry.bytes, entry, self._part))
             self._allocations.append(Allocation(entry.number, size, entry.stream))
+            self._bytes += size - entry.bytes
+            self._peak = max(self._peak, self._bytes)
             entry.bytes = size
+
+    def read_statistics(self) -> dict[str, int]:
+        """Return what `torch.cuda.memory_stats` has of the memory now."""
+        reserved = count_reserved(self._allocations)
+        now = {f"{name}_bytes.all.current": self._bytes for name in ("allocated", "active")}
+        peak = {f"{name}_bytes.all.peak": self._peak for name in ("allocated", "active")}
+        return now | peak | dict.fromkeys(("reserved_bytes.all.current", "reserved_bytes.all.peak"), reserved)
+
+    def reset_peak(self) -> None:
+        """Let the most memory be that of now."""
+        self._peak = self._bytes
 
     def mark_tensors(self, tensors: Iterable[Tensor], category: str) -> None:
         """Set the category of tensors. That of a parameter, a gradient or a state is not overridden by a vaguer one."""

@@ -118,6 +118,7 @@ class RankRecorder(TorchDispatchMode):
         for opened in (
             self._modules,
             _record_streams(self),
+            _answer_for_memory(self._memory),
             replace_attribute(FakeWork, "wait", lambda work, timeout=None: self._wait_for_work(work)),
             replace_attribute(FakeWork, "synchronize", lambda work: self._wait_for_work(work)),
             replace_attribute(torch.UntypedStorage, "resize_", _resize_and_count(self._memory)),
@@ -350,6 +351,18 @@ def _mark_operation(recorder: RankRecorder, name: str) -> Callable[..., Any]:
             recorder.add_action(EndOperation())
 
     return run_marked
+
+
+@contextlib.contextmanager
+def _answer_for_memory(memory: MemoryBook) -> Iterator[None]:
+    """Let `torch.cuda.max_memory_allocated` and its like return the bytes of the played rank."""
+
+    def memory_stats(device: Any = None) -> dict[str, int]:
+        return memory.read_statistics()
+
+    shared = {"memory_stats": memory_stats, "reset_peak_memory_stats": lambda device=None: memory.reset_peak()}
+    with replace_attributes(torch.cuda, shared), replace_attributes(torch.cuda.memory, shared):
+        yield
 
 
 @contextlib.contextmanager

@@ -157,6 +157,23 @@ def test_a_call_that_needs_others_or_a_gpu_is_an_error_with_its_line(call, text)
         play(call)
 
 
+def test_the_memory_of_the_gpu_is_that_of_the_played_rank():
+    seen = []
+
+    def step():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        x = torch.ones(2**20)
+        y = x + 1
+        del x
+        seen.append((torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before))
+        assert torch.cuda.max_memory_reserved() >= 2 * 2**22
+        del y
+
+    play(step)
+    assert seen[-1] == (2**22, 2 * 2**22)
+
+
 @pytest.mark.skipif(hasattr(torch._C, "_cuda_memorySnapshot"), reason="this torch has CUDA")
 def test_a_call_that_this_torch_does_not_have_is_an_error_with_its_line():
     with pytest.raises(SimulationError, match=r"test_fake_cuda.py, line \d+ calls memory_snapshot, which needs CUDA"):
