@@ -18,7 +18,7 @@ from rpcbench.compare import reductions, relations
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INPUT, LOSS
 from rpcbench.compare.cross_entropies import CrossEntropy, read_cross_entropy
 from rpcbench.compare.evidence import Evidence
-from rpcbench.compare.layouts import SUM, WHOLE, MeshShare
+from rpcbench.compare.layouts import CUT, SUM, WHOLE, MeshShare
 from rpcbench.compare.verdicts import RIGHT, WRONG, ValueVerdict
 
 _BY_TOKENS = (
@@ -164,20 +164,24 @@ def _has_other_term(evidence: Evidence) -> str | None:
     gradients = _gradients_of_outputs(evidence)
     if not gradients or gradients[0][0].word != RIGHT:
         return None
-    off = _mean_of(evidence) - float(evidence.whole)
+    off, turn = _mean_of(evidence) - float(evidence.whole), evidence.verdict.key.turn
+    later = [each for each in evidence.later if each.key.turn == turn and each.key.phase in (BACKWARD, GRADIENT)]
+    wrong = next((each for each in later if each.word == WRONG and each.key.name), None)
+    known = _name_terms(evidence, off)
+    if wrong is None and not known:
+        return (
+            "the gradient of the output and all other gradients are right, so only the number that the step returns is "
+            f"off, by {off:.4g}: look at what is done with the loss after its backward, as a reduction or a broadcast "
+            "of one rank's, and at terms without a gradient"
+        )
     said = (
         f"the gradient of the output is right, so the difference of {off:.4g} is not in the targets or in what is "
         "computed from the output: a term of the loss beside it is left out, or counted otherwise, as a penalty of the "
         "weights or a balance of experts' load"
     )
-    if known := _name_terms(evidence, off):
+    if known or wrong is None:
         return f"{said}; {known}"
-    turn = evidence.verdict.key.turn
-    later = [each for each in evidence.later if each.key.turn == turn and each.key.phase in (BACKWARD, GRADIENT)]
-    wrong = next((each for each in later if each.word == WRONG and each.key.name), None)
-    if wrong is not None:
-        return f"{said}. The first gradient that differs by it is that of {wrong.key.name}"
-    return f"{said}. All gradients are right: only the number that the step returns is another one"
+    return f"{said}. The first gradient that differs by it is that of {wrong.key.name}"
 
 
 def _name_terms(evidence: Evidence, off: float) -> str:
@@ -220,10 +224,11 @@ def _join_like(gradient: Evidence, output: ValueVerdict) -> Tensor | None:
 
 def _has_related_gradient(evidence: Evidence) -> str | None:
     """The gradient of the output has a simple relation to that of the reference."""
-    for gradient, _ in _gradients_of_outputs(evidence)[:1]:
-        own = evidence.about(gradient)
-        for dims in [(), *evidence.subsets_of_dims()]:
-            if found := relations.find_relation(own, float(own.size_of(dims))):
+    for gradient, output in _gradients_of_outputs(evidence)[:1]:
+        own, shares = evidence.about(gradient), output.fit.layout.shares if output.fit else ()
+        cuts = [d for d, share in enumerate(shares) if share.kind == CUT]  # a mean over fewer rows is steeper
+        for scale in (float(own.size_of(cuts)), 1.0):
+            if found := relations.find_relation(own, scale):
                 return f"of its gradient by {gradient.key.name or 'the output'}, {found}"
     return None
 

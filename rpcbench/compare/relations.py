@@ -27,6 +27,7 @@ _LEAST = 3  # numbers for each factor that is fitted
 _MOST_KNOWN = 48  # tensors that are tried as a term
 _MOST_PAIRED = 12  # that are tried one for another
 _LARGEST_PAIRED = 1 << 22  # numbers in such a tensor
+_MOST_FACTORS = 4  # of single numbers
 _MOST_SHIFT = 2
 _MOST_GATES = 64  # columns of an output in which the factors of rows are looked for
 
@@ -240,6 +241,28 @@ def _has_other_zeros(pieces: Pieces) -> str | None:
     return None
 
 
+def _has_few_factors(pieces: Pieces) -> str | None:
+    """Each number is multiplied by one of a few factors."""
+    factors = torch.cat([(each.value / each.wanted).flatten() for each in pieces.pairs])
+    factors = torch.unique((factors[factors.isfinite()] * 100).round() / 100)
+    total = sum(each.value.numel() for each in pieces.pairs)
+    if not 1 < len(factors) <= _MOST_FACTORS or total < _LEAST * len(factors):
+        return None
+
+    def guess(each: PiecePair) -> Tensor:
+        ratio = (each.value / each.wanted).nan_to_num(1.0, 1.0, 1.0)
+        nearest: Tensor = factors[(ratio[..., None] - factors).abs().argmin(-1)]
+        return each.wanted * nearest
+
+    if not pieces.is_explained(guess):
+        return None
+    listed = ", ".join(f"{float(each):.3g}" for each in factors)
+    return (
+        f"each number is that of the reference, times one of {listed}: weights of classes, of positive targets or of "
+        "parts, or a mask, are others"
+    )
+
+
 def _is_cut_off_at(pieces: Pieces) -> str | None:
     """All numbers beyond a limit are that limit."""
     limit = max(float(each.value.abs().max()) for each in pieces.pairs if each.value.numel())
@@ -397,5 +420,6 @@ def _group_equal(evidence: Evidence) -> list[list[Coordinate]]:
 
 _RELATIONS: tuple[Callable[[Pieces], str | None], ...] = (
     _is_multiple_of_all, _has_zero_rows, _has_other_term, _has_factor_for_each, _has_other_zeros, _is_cut_off_at,
+    _has_few_factors,
     _is_shifted, _has_line_for_each_column, _has_term_for_other,
 )  # fmt: skip

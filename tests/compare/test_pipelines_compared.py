@@ -169,7 +169,7 @@ STILL = "has not moved in the step"
 WRONG = {
     "not divided": ({"loss_reduction": "sum"}, step_pipeline, "loss", "", "4 times too large, the number of micro-"),
     "forgotten": ({"optimizer": (*SGD, all_but_one)}, step_pipeline, "step", "2.feed.weight", f"{STILL}, on rank 1"),
-    "left out": ({}, leave_out_a_microbatch, "forward", "0", "a micro-batch that is left out"),
+    "left out": ({}, leave_out_a_microbatch, "forward", "0", "a micro-batch is left out"),
     "own seed": ({"make": make_with_other_block}, step_pipeline, "initial", "2.feed.weight", "with the same seed"),
     "other rate": ({"optimizer": OTHER_RATE}, step_pipeline, "step", "0.weight", "lr is 0.2 on rank 0"),
     "no optimizer": ({"optimizer": None}, drop_gradients, "step", "0.weight", f"{STILL}, on rank 0"),
