@@ -9,6 +9,7 @@ Guarantees
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ _COLLECTIVE = Mark("◇", "orange", "paper", "collective")
 TIMELINE_MARKS = (*_PHASES.values(), _COLLECTIVE)
 """The kinds of bars of a timeline."""
 _COLOURS = dict(zip(CATEGORIES, ("blue", "purple", "indigo", "amber", "green", "dim"), strict=True))
+_LETTERS = 100  # of a line below a timeline
 _GAP = 0.001  # share of the step: shorter idle times do not divide a bar
 _COLUMNS, _WIDE, _TALL, _LEFT, _TOP = 220, 660, 150, 120, 30  # of the memory picture; pixels but for the columns
 _GIB = 2**30
@@ -41,7 +43,8 @@ def timeline_chart(timeline: RankTimeline, head: str) -> Chart:
     causes = sorted(timeline.causes.items(), key=lambda each: -each[1])
     shown = [each for each in causes if each[1] >= timeline.seconds * _GAP]
     title = ", ".join(f"{cause} {seconds / timeline.seconds:.1%}" for cause, seconds in shown)
-    return Chart(tuple(bars), dict(enumerate(names)), head, title, marks, legend, " ms", 1e3)
+    lines = textwrap.fill(title, _LETTERS)
+    return Chart(tuple(bars), dict(enumerate(names)), head, lines, marks, legend, " ms", 1e3)
 
 
 def _merge_spans(timeline: RankTimeline, lane: int, name: str) -> Iterator[Bar]:
