@@ -19,6 +19,7 @@ import { revealCells } from './revealCell';
 import { KernelSessions } from './sessions';
 import { Sidebar } from './sidebar';
 import { StatusItem } from './status';
+import { markStills } from './stills';
 import { PanelTabs } from './tabs';
 
 import '../style/index.css';
@@ -51,6 +52,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     toolbars?.addFactory<Cell>('Cell', 'rpcbench-target', cell => new TargetPicker(cell, sessions));
     tracker.widgetAdded.connect((_, panel) => acceptWorkers(panel));
     tracker.forEach(acceptWorkers);
+    tracker.widgetAdded.connect((_, panel) => markStills(panel, sessions.forPanel(panel)));
+    tracker.forEach(panel => markStills(panel, sessions.forPanel(panel)));
     revealCells(tracker, id => app.shell.activateById(id));
     if (statusBar) {
       const item = new StatusItem(sessions, () => app.shell.activateById(sidebar.id));

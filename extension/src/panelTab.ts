@@ -111,7 +111,7 @@ export class PanelTab extends MainAreaWidget<Panel> {
 }
 
 /** The place of one panel. */
-class Part extends Panel {
+export class Part extends Panel {
   constructor(name: string) {
     super();
     this._name = name;

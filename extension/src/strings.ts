@@ -201,7 +201,9 @@ export const STRINGS = {
     none: (path: string) => `No workers run in ${path}.`,
     stopped: 'The workers are stopped. This is the last picture.',
     open: 'Open the notebook',
-    close: 'Close this tab'
+    close: 'Close this tab',
+    picture: (time: string) => `This is the last picture, of ${time}.`,
+    showLive: 'Show live'
   },
   startPage: {
     tab: 'rpcbench',

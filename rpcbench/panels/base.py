@@ -247,11 +247,12 @@ HIDE_ERROR = (
 
 
 def still_output(picture: Snapshot) -> dict[str, str]:
-    """Return the mime bundle of a still picture below a live panel."""
+    """Return the mime bundle of a still picture below a live panel; JupyterLab's extension shows its time."""
+    about = f'data-panel="{picture.panel}" data-at="{time.time():.0f}"'
     shown = picture.html if len(picture.html) <= MOST_STILL_BYTES else f"<pre>{escape(picture.text)}</pre>"
     return {
         "text/plain": _STILL_TEXT,
-        "text/html": f'<div class="rb-still rb-instead" style="overflow:auto">{HIDE_ERROR}{shown}</div>',
+        "text/html": f'<div class="rb-still rb-instead" {about} style="overflow:auto">{HIDE_ERROR}{shown}</div>',
     }
 
 

@@ -52,6 +52,8 @@ class Snapshot:
     """A view at one moment: displayed as a picture, printed as text."""
 
     def __init__(self, view: View) -> None:
+        kind = _kind_of(view)
+        self.panel = kind.panel if kind else ""  # the name of the panel that draws such a view
         self.text = summarize_view(view)
         self.svg = _draw_view(view, self.text)
         self.html = as_html(self.svg, self.text)
@@ -71,8 +73,12 @@ class Snapshot:
         return self.text
 
 
+def _kind_of(view: View) -> _Kind | None:
+    return next((kind for section, kind in _KINDS.items() if section in view), None)
+
+
 def _draw_view(view: View, words: str) -> str:
-    kind = next((kind for section, kind in _KINDS.items() if section in view), None)
+    kind = _kind_of(view)
     make_context = find_engine()
     if kind is None or make_context is None:
         return _draw_text(kind.title if kind else "rpcbench", words)

@@ -56,3 +56,20 @@ def test_a_panel_moves_on_a_page_that_stood_still_while_it_opened(show, name):
     settles(notebook.page, lambda: panel.locator(".rb-chip").all_inner_texts() or cell.inner_text(), ["Live"])
     notebook.run_to_end(change)
     panel.get_by_text(text).filter(visible=True).first.wait_for()
+
+
+@pytest.mark.long
+def test_a_last_picture_has_its_time_and_a_way_back(show):
+    notebook = show([START, "%panel workers", MAKE], "pictures.ipynb")
+    notebook.run_to_end(START, "%panel workers")
+    cell = notebook.cell("%panel workers")
+    cell.locator(".rb-workers .rb-chip").wait_for()
+    drop = "panel => panel.closest('.jp-OutputArea-child').replaceChildren()"
+    cell.locator(".rb-panel").evaluate(drop)  # as where JupyterLab has given a widget up
+    cell.get_by_text("This is the last picture, of ").filter(visible=True).wait_for()
+    cell.get_by_role("button", name="Show live").click()
+    settles(notebook.page, lambda: cell.locator(".rb-chip").all_inner_texts(), ["Live"])
+    assert not cell.locator(".rb-still").is_visible()
+    notebook.run_to_end(MAKE)  # the picture is renewed then
+    settles(notebook.page, lambda: cell.locator(".rb-chip").all_inner_texts(), ["Live"])
+    assert not cell.locator(".rb-still").is_visible()
