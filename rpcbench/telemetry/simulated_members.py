@@ -9,6 +9,7 @@ Guarantees
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,14 +28,17 @@ from rpcbench.telemetry.views import World
 
 MOST = 16
 _SEATS = 64  # ranks of a mesh that is drawn
+_ROOMY = 8  # columns of shards with room for whole names
 _STAGES = "pp"
 
 
-def _make_members(tables: Mapping[int, dict[str, Table]], remarks: Iterable[str]) -> World:
-    """Return a world of ranks with these tables; the first one has the remarks, too."""
+def _make_members(
+    tables: Mapping[int, dict[str, Table]], remarks: Iterable[str], name: str = "rank {}"
+) -> World:
+    """Return a world of ranks with these tables; the first one has the remarks, too. `name`: of a rank's number."""
     members: World = {}
     for rank, own in tables.items():
-        about = {"name": f"rank {rank}", "id": rank, "incarnation": 0, "state": "up", "left_out": 0}
+        about = {"name": name.format(rank), "id": rank, "incarnation": 0, "state": "up", "left_out": 0}
         members[rank] = {**about, "tables": dict(own)}
     first = next(iter(members.values()))
     first["tables"]["remarks"] = {str(n): {"words": words} for n, words in enumerate(remarks)}
@@ -165,10 +169,11 @@ def shard_members(world: SimulatedWorld) -> World:
     tables: dict[int, dict[str, Table]] = {}
     count = max(1, MOST // len(world.roles))
     for role, log in _pair_roles(world):
-        known = [rank for rank in _ranks_of_role(world, role) if _knows_pieces(world, log, rank)]
-        for rank in [role.rank, *(each for each in known if each != role.rank)][:count]:
+        others = (rank for rank in _ranks_of_role(world, role) if rank != role.rank and _knows_pieces(world, log, rank))
+        for rank in [role.rank, *itertools.islice(others, count - 1)]:
             tables[rank] = _shard_tables(world, log, rank)
-    return _make_members(dict(sorted(tables.items())), _shard_remarks(world, tables))
+    name = "rank {}" if len(tables) <= _ROOMY else "r{}"
+    return _make_members(dict(sorted(tables.items())), _shard_remarks(world, tables), name)
 
 
 def _shard_remarks(world: SimulatedWorld, tables: Mapping[int, dict[str, Table]]) -> Iterator[str]:
@@ -198,18 +203,22 @@ def _knows_pieces(world: SimulatedWorld, log: RankLog, rank: int) -> bool:
 
 
 def _region_of(world: SimulatedWorld, placed: PlacedParameter, rank: int) -> HeldRegion | None:
-    """Return the block that a rank holds; None if its place in the parameter's mesh is not known."""
+    """Return the block that a rank holds; None if it is not known."""
     mesh = placed.piece.mesh
-    if mesh is None or not placed.regions:
-        return placed.piece.region  # a copy
+    if mesh is None or not placed.regions or rank in (role.rank for role in world.roles):
+        return placed.piece.region  # a copy, or the played rank
     if rank in mesh.ranks:
-        return placed.regions[mesh.ranks.index(rank)]
+        return _region_at(placed, mesh.ranks.index(rank))
     if any(world.mesh.get(name) != size for name, size in zip(mesh.names, mesh.shape, strict=True)):
         return None
     places, index = _places_of(world, rank), 0
     for name, size in zip(mesh.names, mesh.shape, strict=True):
         index = index * size + places[name]
-    return placed.regions[index]
+    return _region_at(placed, index)
+
+
+def _region_at(placed: PlacedParameter, index: int) -> HeldRegion | None:
+    return placed.regions[index] if index < len(placed.regions) else None
 
 
 def _shard_tables(world: SimulatedWorld, log: RankLog, rank: int) -> dict[str, Table]:
@@ -270,8 +279,8 @@ def _message_remarks(world: SimulatedWorld, ranks: Sequence[int], has_any: bool)
         yield "In this step no rank sends anything to another one."
     elif len(played) < world.ranks:
         yield (
-            f"A simulated step; {_was_played(played)}. Shown is all in which such a rank takes part; each other rank "
-            "comes to it at the same time, as it does the same."
+            f"A simulated step; {_was_played(played)}. Shown are the collectives and transfers of played ranks; the "
+            "others come to them at the same time, as they do the same."
         )
         if len(ranks) < world.ranks:
             yield f"Drawn are {len(ranks)} of {world.ranks:,} ranks ({_mesh_words(world)})."
