@@ -92,6 +92,8 @@ class Catalog:
     """Turn → how often optimizers have stepped one parameter, at most; 0 if the program has changed them by itself."""
     options: dict[tuple[int, str], Options] = dataclasses.field(default_factory=dict)
     """Turn and name → options: of a module at its first call, of a parameter's group when an optimizer steps it."""
+    changed_again: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict)
+    """Turn and name → "input" or "output" of a module that was another one when its forward was run again."""
 
 
 Perturb = Callable[[str, Tensor], Tensor]
@@ -106,6 +108,7 @@ NamedPart = tuple[str, nn.Module]
 
 
 _NO_CALL = -1
+_CHANGED = 1e-3  # of a value's norm, by which round-off does not change it
 
 
 class _RunningCalls:
@@ -232,6 +235,7 @@ class Capture:
         again = self._is_run_again()
         call = self._running.enter_call(name, again, self._rank_of_call())
         if again:
+            self._compare_again(INPUT, name, call, (args, kwargs))
             return None
         if (self._turn, name) not in self.catalog.options:
             self.catalog.options[self._turn, name] = read_module_options(module)
@@ -251,6 +255,7 @@ class Capture:
             return None
         if self._is_run_again():
             self._watch_again(name, call, output)
+            self._compare_again(FORWARD, name, call, output)
             return None
 
         def keep(path: str, tensor: Tensor) -> Tensor:
@@ -288,6 +293,20 @@ class Capture:
                 return tensor
 
             map_tensors(watch, output)
+
+    def _compare_again(self, phase: str, name: str, call: int, values: Any) -> None:
+        """Note whether a module gets or returns other values than when its forward was run before."""
+
+        def compare(path: str, tensor: Tensor) -> Tensor:
+            kept = self.catalog.values.get(Key(self._turn, phase, name, path), {}).get(call)
+            if kept is not None and tensor.is_floating_point() and self._store == self._spool_value:
+                own, before = local_tensor(tensor.detach()).cpu().double(), self.spool.read_tensor(kept.stored).double()
+                if own.shape == before.shape and float((own - before).norm()) > _CHANGED * float(before.norm()):
+                    word = "input" if phase == INPUT else "output"
+                    self.catalog.changed_again.setdefault((self._turn, name), word)
+            return tensor
+
+        map_tensors(compare, values)
 
     def _watch_gradient(self, key: Key, call: int, tensor: Tensor) -> None:
         tensor.register_hook(partial(self._keep_gradient, key, call))  # type: ignore[no-untyped-call]

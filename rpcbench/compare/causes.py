@@ -13,17 +13,27 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rpcbench.compare import local_gradients, losses, module_causes, pieces, reductions, relations, updates
+from rpcbench.compare import (
+    group_statistics,
+    local_gradients,
+    losses,
+    module_causes,
+    pieces,
+    reductions,
+    relations,
+    updates,
+)
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, STEP
 from rpcbench.compare.evidence import Evidence, rank_words
 from rpcbench.compare.layouts import (
+    CUT,
     SUM,
     Coordinate,
     LayoutFit,
     fit_layout,
     norm_of,
 )
-from rpcbench.compare.verdicts import ABSENT, RIGHT, WRONG
+from rpcbench.compare.verdicts import ABSENT, RIGHT, WRONG, ValueVerdict
 
 _HALF_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -59,7 +69,7 @@ def _is_missing(evidence: Evidence) -> str | None:
         )
     return (
         f"the parameter has no gradient on {rank_words(evidence.runs.mesh.sizes, verdict.missing)}: the forward pass "
-        "there does not use it"
+        "there does not use it. Where ranks reduce it, one that has none must take part with zeros, and get the result"
     )
 
 
@@ -100,7 +110,7 @@ def _has_other_start(evidence: Evidence) -> str | None:
                 "another rank, or heads, channels or columns that are dealt in another order. Order the pieces by the "
                 "rank's coordinate"
             )
-    if (other := _start_of_other(evidence)) is not None:
+    if (other := _start_of_other(evidence) or _start_of_piece(evidence)) is not None:
         return other
     bad = _places_apart(evidence)
     starts = [each for each in (*evidence.earlier, *evidence.later) if each.key.phase == INITIAL]
@@ -156,6 +166,30 @@ def _start_of_other(evidence: Evidence) -> str | None:
             return (
                 f"the parameter begins with the values of {each.key.name}: it is loaded or copied under another name, "
                 "or layers are numbered otherwise"
+            )
+    return None
+
+
+def _start_of_piece(evidence: Evidence) -> str | None:
+    """The pieces begin with those of other ranks, with the reference's times a factor, or with the same numbers."""
+    if (found := pieces.has_piece_of_other(evidence)) is not None:
+        return (
+            f"of the parameter's initial values, {found}: a broadcast runs over ranks with different pieces, or a rank "
+            "takes its piece by another coordinate, or each draws its own piece with one seed"
+        )
+    for fit in evidence.fits:
+        if not fit.layout.has_kind(SUM) and fit.factor and evidence.is_scaled_by(fit, fit.factor):
+            return (
+                f"the initial values are {fit.factor:.4g} times the reference's: they are scaled by another number, as "
+                "by the width of a rank's piece in place of the whole one (fan-in, fan-out), or twice"
+            )
+    for layout in (fit.layout for fit in evidence.fits if fit.layout.has_kind(CUT)):
+        cut = [d for d, share in enumerate(layout.shares) if share.kind == CUT]
+        if all(evidence.agree_along(d) for d in cut):
+            return (
+                f"ranks along {evidence.names_of(cut)} begin with the same numbers in different pieces of the "
+                "parameter: each draws its own piece, with one seed. Draw the whole parameter and cut it, or broadcast "
+                "it from one rank and cut it there"
             )
     return None
 
@@ -260,11 +294,41 @@ def _is_wrong_inside(evidence: Evidence) -> str | None:
             f"them, in the forward of {_outermost_wrong(evidence) or 'the model'}"
             + (f". Of the input, {relation}" if relation else "")
         )
-    if all(each.word == RIGHT for each in inputs):
-        return (
-            "its input is right and its output is not: the fault is in its own forward, or in the collective at its "
-            "end (a reduce_scatter or all_gather that is left out, or over other ranks)"
-        )
+    if not all(each.word == RIGHT for each in inputs):
+        return None
+    where = _write_slice(evidence)
+    if (types := _write_cast_inputs(evidence, inputs)) is not None:
+        return types
+    return (
+        f"its input is right and its output is not{where}: the fault is in its own forward, or in the collective at "
+        "its end (a reduce_scatter or all_gather that is left out, or over other ranks)"
+    )
+
+
+def _write_slice(evidence: Evidence) -> str:
+    """Return where the wrong ranks are, if these are the ones with one place along a dimension of the mesh."""
+    fit = evidence.verdict.fit
+    if fit is None or fit.layout.has_kind(SUM):
+        return ""
+    bad = {place for place, error in fit.by_rank.items() if not evidence.is_near(error)}
+    for d, name in enumerate(evidence.held.mesh.names):
+        along = {place[d] for place in bad}
+        if len(along) == 1 and bad == {place for place in fit.by_rank if place[d] in along} != {*fit.by_rank}:
+            return f" on {evidence.rank_names(bad)}, which are those with place {along.pop()} along {name}"
+    return ""
+
+
+def _write_cast_inputs(evidence: Evidence, inputs: list[ValueVerdict]) -> str | None:
+    """The module's input has fewer digits than in the reference, and differs by these."""
+    for each in inputs:
+        given = evidence.about(each)
+        coarse = given.types & _HALF_TYPES.keys()
+        if coarse and each.dtype not in _HALF_TYPES and each.error > 0:
+            return (
+                f"its input {each.key.part} is in {' and '.join(sorted(coarse))} on the ranks and in {each.dtype} in "
+                "the reference, and is rounded there: numbers that need more digits, as positions, times and counts, "
+                "must not be cast"
+            )
     return None
 
 
@@ -382,6 +446,9 @@ CAUSES: tuple[Cause, ...] = (
     reductions.has_bias_apart,
     reductions.is_over_other_group,
     losses.is_wrong_loss,
+    group_statistics.is_normalized_by_own_rows,
+    group_statistics.is_mean_of_means,
+    group_statistics.has_same_noise,
     pieces.is_same_piece,
     pieces.is_at_border,
     pieces.has_wrong_entry,
@@ -398,9 +465,12 @@ CAUSES: tuple[Cause, ...] = (
     updates.has_drifted,
     updates.has_other_length,
     updates.has_other_decay,
+    updates.has_other_gradient,
+    updates.has_factor_for_each_range,
     updates.has_lost_state,
     updates.is_other_update,
     updates.is_not_optimized,
+    reductions.is_computed_again_otherwise,
     _is_detached,
     reductions.is_half_reduced,
     reductions.is_cut_off,

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from rpcbench.compare.capture import (
     Kept,
     Key,
 )
-from rpcbench.compare.layouts import CUT, Coordinate, norm_of
+from rpcbench.compare.layouts import CUT, SUM, Coordinate, find_layouts, indices_of, norm_of, select_indices
 from rpcbench.compare.names import renumber_modules
 from rpcbench.compare.verdicts import ABSENT, ANY, RIGHT, WRONG, Mesh, ValueVerdict, judge_value
 
@@ -48,6 +49,18 @@ Values = dict[Coordinate, Tensor]
 """The ranks' values of one key, by coordinate; several calls are joined along their first dimension."""
 
 
+class CallSlots(NamedTuple):
+    """Which of the reference's calls of a module a rank makes, once or several times for each of its micro-batches."""
+
+    first: int
+    own: int  # for each micro-batch
+
+    def select(self, calls: Calls, call: int) -> list[int]:
+        """Return the numbers of the rank's calls that are, together, one of the reference's."""
+        place = call - self.first
+        return sorted(calls)[place :: self.own] if 0 <= place < self.own else []
+
+
 @dataclass
 class Runs:
     """What there is to compare: a run in one process, and the same on each rank."""
@@ -58,6 +71,7 @@ class Runs:
     ranks: dict[Coordinate, Catalog]
     read_value: ReadValue
     factors: dict[int, float] = field(default_factory=dict)  # turn → scale of the ranks' losses in its backward pass
+    _runs: dict[int, tuple[int, dict[Coordinate, int]]] = field(default_factory=dict)  # turn → calls of the model
     _last_places: dict[int, set[Coordinate]] = field(default_factory=dict)  # turn → ranks with the end of a sequence
 
     def judge_all(self) -> list[ValueVerdict]:
@@ -100,11 +114,37 @@ class Runs:
     def read_values(self, key: Key, call: int | None) -> Values:
         """Return the values of the ranks that have it."""
         found: Values = {}
+        slots = self._find_slots(key) if call is not None else {}
         for place, catalog in self.ranks.items():
             calls = catalog.values.get(key, {})
-            if kept := [calls[n] for n in _select_calls(calls, call)]:
+            numbers = slots[place].select(calls, call) if slots and call is not None else _select_calls(calls, call)
+            if kept := [calls[n] for n in numbers]:
                 found[place] = _join([self.read_value(place, each) for each in kept])
         return found
+
+    def _find_slots(self, key: Key) -> dict[Coordinate, CallSlots]:
+        """Return which calls of the reference each rank's calls belong to, where a model calls a module several times
+        and the ranks call the model for each micro-batch, or have some of these calls only. Empty if that is not so."""
+        own = len(self.reference.catalog.values[key])
+        if own < 2:
+            return {}
+        counts = {place: len(catalog.values.get(key, ())) for place, catalog in self.ranks.items()}
+        alone, runs = self._count_runs(key.turn)
+        if alone != 1 or max(runs.values()) < 2 or 0 in runs.values():
+            return {}
+        each = {place: count // runs[place] for place, count in counts.items()}
+        if any(each[place] * runs[place] != count for place, count in counts.items()):
+            return {}
+        if {*each.values()} == {own}:
+            return {place: CallSlots(0, own) for place in each}
+        for d, size in enumerate(self.mesh.sizes):
+            along = [{count for place, count in each.items() if place[d] == n} for n in range(size)]
+            if all(len(found) == 1 for found in along) and sum(max(found) for found in along) == own:
+                return {
+                    place: CallSlots(sum(max(found) for found in along[: place[d]]), count)
+                    for place, count in each.items()
+                }
+        return {}
 
     def _has_equal_start(self, key: Key, names: Mapping[Coordinate, Key]) -> bool:
         whole = self.read_whole(key, None)
@@ -112,10 +152,18 @@ class Runs:
         allowed = self._allowed_error(key, None, whole, values)
         return judge_value(key, None, whole, self.mesh, values, allowed).word == RIGHT
 
+    def _count_runs(self, turn: int) -> tuple[int, dict[Coordinate, int]]:
+        """Return how often the reference, and each rank, has called the model itself in a step."""
+        if turn not in self._runs:
+            ranks = {place: _count_calls(catalog, turn) for place, catalog in self.ranks.items()}
+            self._runs[turn] = _count_calls(self.reference.catalog, turn), ranks
+        return self._runs[turn]
+
     def _judge_key(self, key: Key) -> Iterator[ValueVerdict]:
         own = self.reference.catalog.values[key]
         counts = {len(calls) for catalog in self.ranks.values() if (calls := catalog.values.get(key))}
-        for call in range(len(own)) if len(own) > 1 and counts <= {len(own)} else [None]:
+        is_by_call = len(own) > 1 and (counts <= {len(own)} or bool(self._find_slots(key)))
+        for call in range(len(own)) if is_by_call else [None]:
             yield self._judge_call(key, call)
 
     def _judge_call(self, key: Key, call: int | None) -> ValueVerdict:
@@ -125,7 +173,10 @@ class Runs:
             if verdict.word == WRONG and (others := read_otherwise(key, call)) is not None:
                 again = self._judge_values(key, call, whole, others)
                 verdict = again if again.word == RIGHT else verdict
-        if key.phase == BACKWARD and verdict.word == RIGHT and whole.dim():
+        if verdict.word == WRONG and self._is_right_where_called(verdict, whole, values):
+            verdict.word, verdict.layout = RIGHT, "its pieces, on the ranks that call it"
+            verdict.fit, verdict.error = None, 0.0
+        if key.phase == BACKWARD and verdict.fit is not None and verdict.word == RIGHT and whole.dim():
             self.factors.setdefault(key.turn, verdict.factor)
         if verdict.word == WRONG and key.phase != LOSS and key.name in self.partial_modules:
             verdict.word = ABSENT
@@ -187,6 +238,33 @@ class Runs:
         last = {own for own in found.whole_places if cuts and all(own[d] == found.mesh.sizes[d] - 1 for d in cuts)}
         return {found.whole_places[own] for own in last}
 
+    def _is_right_where_called(self, verdict: ValueVerdict, whole: Tensor, values: Values) -> bool:
+        """Return whether some ranks do not call a module that they have, as where none of their rows needs it, and the
+        others have their pieces of the reference's value."""
+        key = verdict.key
+        idle = {
+            place
+            for place, catalog in self.ranks.items()
+            if place not in values and key.name in catalog.modules and _count_calls(catalog, key.turn)
+        }
+        scale = self.factors.get(key.turn, 1.0) if key.phase == BACKWARD else 1.0
+        if key.phase not in (INPUT, FORWARD, BACKWARD) or not idle or not values or {*values} | idle != {*self.ranks}:
+            return False
+        shapes = dict.fromkeys(self.ranks, tuple(next(iter(values.values())).shape))
+        if any(tuple(value.shape) != shapes[place] for place, value in values.items()):
+            return False
+        for layout in find_layouts(whole.shape, shapes, self.mesh.sizes):
+            pieces = {
+                place: select_indices(whole, indices_of(whole.shape, shapes, self.mesh.sizes, layout, place))
+                for place in values
+            }
+            if layout.has_kind(CUT) and not layout.has_kind(SUM) and all(
+                piece.shape == values[place].shape and norm_of(values[place] / scale - piece) <= verdict.allowed
+                for place, piece in pieces.items()
+            ):  # fmt: skip
+                return True
+        return False
+
     def _allowed_error(self, key: Key, call: int | None, whole: Tensor, values: Mapping[Coordinate, Tensor]) -> float:
         moved = [self.movements[key][n] for n in _select_calls(self.movements[key], call)]
         dtype = whole.dtype
@@ -227,6 +305,12 @@ class Runs:
             has_parameter = {place for place, catalog in self.ranks.items() if initial in catalog.values}
             if missing := has_parameter - {*verdict.places}:
                 verdict.word, verdict.missing, verdict.error = WRONG, tuple(sorted(missing)), math.inf
+
+
+def _count_calls(catalog: Catalog, turn: int) -> int:
+    """Return how often a run has called the model itself in a step."""
+    calls = (own for key, own in catalog.values.items() if (key.turn, key.phase, key.name) == (turn, FORWARD, ""))
+    return max(map(len, calls), default=0)
 
 
 def _select_calls(calls: Mapping[int, object], call: int | None) -> list[int]:

@@ -83,6 +83,13 @@ class Evidence:
         """By which right values of the ranks are larger: gradients in the backward pass have the scale of the loss."""
         return self.runs.factors.get(self.verdict.key.turn, 1.0) if self.verdict.key.phase == BACKWARD else 1.0
 
+    def inputs(self) -> list[ValueVerdict]:
+        """Return the verdicts on what the module of the wrong value is called with."""
+        key = self.verdict.key._replace(phase=INPUT, part="")
+        return [
+            each for each in self.earlier if each.key._replace(part="") == key and each.call == self.verdict.call
+        ]
+
     def about(self, verdict: ValueVerdict) -> Evidence:
         """Return the evidence of another value."""
         return Evidence(self.runs, verdict, self.earlier, self.later, None)

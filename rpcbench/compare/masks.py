@@ -24,6 +24,8 @@ from rpcbench.distributed.parameter_shards import local_tensor
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _ATTENTION = "scaled_dot_product_attention"
+ATTENTION_DRAWS = 16
+"""Numbers that are drawn in place of the mask inside of `scaled_dot_product_attention`, which nothing outside sees."""
 
 
 class DropMask(NamedTuple):
@@ -31,6 +33,7 @@ class DropMask(NamedTuple):
 
     chance: float  # of a number to be dropped
     digest: str
+    shape: tuple[int, ...] = ()
 
 
 class MaskRecorder:
@@ -70,7 +73,7 @@ class MaskRecorder:
         if (name := self._stack()[-1] if self._stack() else "") is None:
             return
         data = local_tensor(mask.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-        self._masks.setdefault(name, []).append(DropMask(chance, hashlib.sha256(data).hexdigest()))
+        self._masks.setdefault(name, []).append(DropMask(chance, hashlib.sha256(data).hexdigest(), tuple(mask.shape)))
 
     def _replace_dropout(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def leave_out(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -85,7 +88,7 @@ class MaskRecorder:
             values = [*args]
             chance = values[4] if len(values) > 4 else kwargs.get("dropout_p", 0.0)
             if chance > 0:
-                self._note_mask(chance, torch.rand(16, device=values[0].device if values else None))
+                self._note_mask(chance, torch.rand(ATTENTION_DRAWS, device=values[0].device if values else None))
                 if len(values) > 4:
                     values[4] = 0.0
                 else:

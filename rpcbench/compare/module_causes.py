@@ -16,6 +16,7 @@ from rpcbench.compare.capture import FORWARD, INITIAL, INPUT, STEP, Catalog
 from rpcbench.compare.compare_runs import Runs
 from rpcbench.compare.evidence import Evidence, dims_of_kind, first_along, rank_words
 from rpcbench.compare.layouts import CUT, WHOLE, Coordinate
+from rpcbench.compare.masks import ATTENTION_DRAWS, DropMask
 from rpcbench.compare.reductions import most_calls
 from rpcbench.compare.verdicts import RIGHT, WRONG, ValueVerdict
 
@@ -114,8 +115,6 @@ def _write_chances(chances: set[float] | None) -> str:
     return " and ".join(f"{each:g}" for each in sorted(chances or ())) or "none at all"
 
 
-
-
 def _compare_masks(runs: Runs, name: str, verdict: ValueVerdict) -> str | None:
     assert verdict.fit is not None and verdict.mesh is not None
     masks = {place: catalog.masks.get(name) for place, catalog in runs.ranks.items()}
@@ -131,12 +130,18 @@ def _compare_masks(runs: Runs, name: str, verdict: ValueVerdict) -> str | None:
                     f"ranks along {along} have the same values, and different random dropout masks: give them the same "
                     "seed there"
                 )
-            if share.kind == CUT and mask == other:
+            if share.kind == CUT and mask == other and not _is_drawn_whole(runs, name, mask):
                 return (
                     f"ranks along {along} have different values, and the same random dropout mask: give each its own "
                     "seed"
                 )
     return None
+
+
+def _is_drawn_whole(runs: Runs, name: str, masks: Sequence[DropMask]) -> bool:
+    """Return whether a rank draws the masks of the reference, of which it then takes its piece."""
+    wanted = {each.shape for each in runs.reference.catalog.masks.get(name, ())} - {(ATTENTION_DRAWS,)}
+    return {each.shape for each in masks} <= wanted
 
 
 # -- norms

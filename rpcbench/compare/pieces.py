@@ -26,7 +26,11 @@ def has_same_rows(evidence: Evidence) -> str | None:
     inputs = next((each for each in wrong if each.word == WRONG), None)
     if key.phase != FORWARD or inputs is None:
         return None
-    return _explain_same_piece(evidence.about(inputs))
+    given = evidence.about(inputs)
+    if (found := _explain_same_piece(given)) is not None or inputs.key.name:
+        return found
+    others = has_piece_of_other(given)
+    return others and f"of what the model is called with, {others}: take the rows by the rank's coordinate in the mesh"
 
 
 def is_same_piece(evidence: Evidence) -> str | None:
@@ -42,7 +46,8 @@ def _explain_same_piece(evidence: Evidence) -> str | None:
             continue
         cut = [d for d, share in enumerate(layout.shares) if share.kind == CUT]
         dim = layout.shares[cut[0]].dim
-        along, is_first = evidence.names_of(cut), not any(owner)
+        along, deal = evidence.names_of(cut), layout.shares[cut[0]].deal
+        is_first = not any(owner) and not deal
         others = _has_pieces_apart(evidence, {evidence.held.mesh.names[d] for d in cut})
         rank = evidence.rank_names([owner])
         if evidence.verdict.key.phase == INPUT and not evidence.verdict.key.name and dim == 0 and not others:
@@ -71,7 +76,7 @@ def _find_owner(evidence: Evidence, layout: Layout) -> Coordinate | None:
 def _cut_layouts(evidence: Evidence) -> Iterator[Layout]:
     for fit in evidence.fits:
         layout = fit.layout
-        if layout.has_kind(CUT) and not layout.has_kind(SUM) and not any(share.deal for share in layout.shares):
+        if layout.has_kind(CUT) and not layout.has_kind(SUM):
             yield layout
 
 
@@ -83,14 +88,39 @@ def _has_pieces_apart(evidence: Evidence, names: set[str]) -> bool:
     )
 
 
+def has_piece_of_other(evidence: Evidence) -> str | None:
+    """Ranks have exactly the pieces of other ranks."""
+    for layout in (fit.layout for fit in evidence.fits if not fit.layout.has_kind(SUM)):
+        pieces = {place: evidence.piece_of(layout, place) for place in evidence.held.values}
+        owners = {place: _owner_of(evidence, place, pieces) for place in pieces}
+        others = {place: owner for place, owner in owners.items() if owner not in (None, place)}
+        if others and None not in owners.values():
+            listed = ", ".join(
+                f"{evidence.rank_names([place])} {'that' if n else 'has the piece'} of {evidence.rank_names([owner])}"
+                for n, (place, owner) in enumerate(others.items())
+                if owner is not None
+            )
+            return f"{listed} ({layout.describe(evidence.held.mesh.names)})"
+    return None
+
+
+def _owner_of(evidence: Evidence, place: Coordinate, pieces: dict[Coordinate, Tensor | None]) -> Coordinate | None:
+    """Return the first rank whose piece a rank has: itself, if it is its own; None if it has no rank's piece."""
+    value = evidence.held.values[place] / evidence.scale
+    for other in (place, *pieces):
+        piece = pieces[other]
+        if piece is not None and piece.shape == value.shape and evidence.is_near(norm_of(value - piece)):
+            return other
+    return None
+
+
 # -- the first piece alone, or the borders
 def is_mask_of_piece(evidence: Evidence) -> str | None:
     """The rank with the first piece of the sequence is right, and the others are not."""
     if evidence.verdict.key.phase != FORWARD:
         return None
     for fit in evidence.fits:
-        least = 0 if evidence.kind in RECURRENT else 1
-        along = [d for d, share in enumerate(fit.layout.shares) if share.kind == CUT and share.dim >= least]
+        along = [d for d, share in enumerate(fit.layout.shares) if share.kind == CUT]
         apart = [d for d in along if evidence.held.mesh.names[d] in evidence.dims_apart()]
         if not apart or fit.layout.has_kind(SUM):
             continue
@@ -100,6 +130,12 @@ def is_mask_of_piece(evidence: Evidence) -> str | None:
             if evidence.kind in RECURRENT:
                 return (
                     f"{said}: the sequence is cut, and each piece begins with an empty state in place of the last one"
+                )
+            if any(fit.layout.shares[d].dim == 0 for d in apart):
+                return None if any(each.word == WRONG for each in evidence.inputs()) else (
+                    f"{said}: what does not come with a rank's rows, as random numbers that each rank draws for its "
+                    "own rows with one seed, or positions or an index that begin with 0 on every rank. Draw them for "
+                    "the whole batch and take the rank's rows, or give each rank its own seed"
                 )
             return (
                 f"{said}: positions or a causal mask that begin with 0 on every rank, in place of where its piece "

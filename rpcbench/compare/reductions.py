@@ -12,7 +12,7 @@ import re
 from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, STEP, Key
-from rpcbench.compare.evidence import Evidence, dims_of_kind
+from rpcbench.compare.evidence import Evidence, dims_of_kind, rank_words
 from rpcbench.compare.layouts import (
     CUT,
     SUM,
@@ -29,6 +29,7 @@ _OVER_CHANNELS = ("Conv", "BatchNorm", "SyncBatchNorm", "GroupNorm", "InstanceNo
 
 _LAST_GRADIENTS = 3  # that are asked for the weights of the ranks' losses
 _EXACT = 1e-4  # of these
+_ONE_FACTOR = 1e-2  # by which factors that are taken for one may differ
 _LARGEST_SUM = 256  # of weights as whole numbers
 
 
@@ -72,22 +73,32 @@ def is_scaled(evidence: Evidence) -> str | None:
     if (calls := most_calls(evidence)) > 1:
         counts.setdefault(calls, []).append("of micro-batches")
     for name, size in zip(*evidence.runs.mesh, strict=True):  # also where the value is not: an expert is on some ranks
-        counts.setdefault(size, [f"of ranks along {name}"])
+        if (word := f"of ranks along {name}") not in counts.setdefault(size, []):
+            counts[size].append(word)
     counts.pop(1, None)
+    tie = _write_tie(evidence)
     for fit in evidence.fits:
         for count, words in counts.items() if not fit.layout.has_kind(SUM) else ():
             number = f"the number {' and '.join(words)}"
             if evidence.is_scaled_by(fit, float(count)):
                 return (
                     f"the value is {count} times too large, {number}: a sum stands where a mean belongs, or it is "
-                    "reduced twice"
+                    f"reduced twice{tie}"
                 )
             if evidence.is_scaled_by(fit, 1 / count):
                 return (
                     f"the value is {count} times too small, {number}: a mean stands where a sum belongs, or it is "
-                    "divided once too often"
+                    f"divided once too often{tie}"
                 )
     return None
+
+
+def _write_tie(evidence: Evidence) -> str:
+    """Return what follows from a parameter's other names; empty if it has none, or the value is no gradient."""
+    group = _find_tie(evidence)
+    if not group or evidence.verdict.key.phase != GRADIENT:
+        return ""
+    return f". {' and '.join(group)} are one parameter, whose gradient is the sum of what all its uses give"
 
 
 def most_calls(evidence: Evidence) -> int:
@@ -214,6 +225,25 @@ def is_half_reduced(evidence: Evidence) -> str | None:
     )
 
 
+def is_computed_again_otherwise(evidence: Evidence) -> str | None:
+    """A module's forward is run again in the backward pass, and has other values then."""
+    key, runs = evidence.verdict.key, evidence.runs
+    if key.phase not in (BACKWARD, GRADIENT):
+        return None
+    own = {place: {*catalog.changed_again.items()} for place, catalog in runs.ranks.items()}
+    own = {place: found - {*runs.reference.catalog.changed_again.items()} for place, found in own.items()}
+    found = next((each for each in own.values() if each), None)
+    if found is None:
+        return None
+    (_, name), word = min(found)
+    where = rank_words(runs.mesh.sizes, [place for place, each in own.items() if each])
+    return (
+        f"the forward is run again in the backward pass (an activation checkpoint), and the {word} of {name} is "
+        f"another one then, on {where}: random numbers must be the same both times (preserve_rng_state), and so must "
+        "every state that the forward reads"
+    )
+
+
 def is_cut_off(evidence: Evidence) -> str | None:
     """The forward pass is right, and its gradient is not."""
     forward = _forward_of(evidence)
@@ -231,20 +261,21 @@ def has_bias_apart(evidence: Evidence) -> str | None:
     name = evidence.verdict.key.name
     if evidence.verdict.key.phase != FORWARD or not evidence.fits:
         return None
-    for each in evidence.runs.reference.catalog.modules[name].parameters:
-        initial = Key(0, INITIAL, each)
-        if each.endswith("bias") and initial in evidence.runs.reference.catalog.values:
-            bias = as_numbers(evidence.runs.read_whole(initial, None))
-            if evidence.whole.dim() and bias.shape == evidence.whole.shape[-1:]:
-                found = next(filter(None, (_explain_bias(evidence, fit, bias) for fit in evidence.fits)), None)
-                if found:
-                    return found
+    own = evidence.runs.reference.catalog.modules[name].parameters
+    starts = [Key(0, INITIAL, each) for each in own if Key(0, INITIAL, each) in evidence.runs.reference.catalog.values]
+    values = {key.name: as_numbers(evidence.runs.read_whole(key, None)) for key in starts}
+    is_convolution = any(value.dim() > 2 for value in values.values())
+    channels = 1 if is_convolution else evidence.whole.dim() - 1
+    for leaf, bias in values.items():
+        if leaf.endswith("bias") and bias.shape == evidence.whole.shape[channels : channels + 1]:
+            bias = bias.reshape(-1, *(1 for _ in evidence.whole.shape[channels + 1 :]))
+            fits = (fit for fit in evidence.fits if not any(share.dim == channels for share in fit.layout.shares))
+            if found := next(filter(None, (_explain_bias(evidence, fit, bias) for fit in fits)), None):
+                return found
     return None
 
 
 def _explain_bias(evidence: Evidence, fit: LayoutFit, bias: Tensor) -> str | None:
-    if any(share.kind == CUT and share.dim == evidence.whole.dim() - 1 for share in fit.layout.shares):
-        return None
     summed = [d for d, share in enumerate(fit.layout.shares) if share.kind == SUM]
     if summed:
         along = evidence.names_of(summed)
@@ -286,22 +317,60 @@ def is_clipped(evidence: Evidence) -> str | None:
             continue
         listed = ", ".join(f"{each:.4g}" for each in dict.fromkeys(round(each, 6) for each in factors.values()))
         others = [each for each in (*evidence.earlier, *evidence.later) if each.key.phase == GRADIENT]
-        if any(each.word == RIGHT and each.key.turn == evidence.verdict.key.turn for each in others):
+        others = [each for each in others if each.key.turn == evidence.verdict.key.turn]
+        if any(each.word == RIGHT for each in others):
             return (
                 f"this gradient has the right direction and another length ({listed} times the reference's), and those "
                 "of other parameters are right: it is divided or multiplied by another number than these"
             )
-        if all(each > 1.5 and math.log2(round(each)).is_integer() for each in factors.values()):
+        if (own := _describe_own_norms(evidence, others)) is not None:
+            return own
+        if all(each > 1.5 and _is_power_of_two(each) for each in factors.values()):
             return (
                 f"the gradients have the right direction and another length ({listed} times the reference's): the "
                 "scale of the loss is not taken off, or a sum over so many parts is not divided"
             )
+        smaller = all(each < 1 for each in factors.values())
+        what = (
+            "too large, as where parameters or ranks that hold the same are counted several times"
+            if smaller else "not that of the whole model, as of a rank's own shard or of some parameters"
+        )  # fmt: skip
         return (
             f"the gradients have the right direction and another length ({listed} times the reference's): they are "
-            "clipped by a norm that is not that of the whole model, as of a rank's own shard or of some parameters, or "
-            "before the scale of the loss is taken off, or multiplied by another number"
+            f"clipped by a norm that is {what}, or before the scale of the loss is taken off, or multiplied by another "
+            "number"
         )
     return None
+
+
+def _is_power_of_two(factor: float) -> bool:
+    return abs(factor - round(factor)) < 1e-3 * factor and math.log2(round(factor)).is_integer()
+
+
+def _describe_own_norms(evidence: Evidence, others: list[ValueVerdict]) -> str | None:
+    """Each rank has one factor for all of its gradients, and not all ranks have the same."""
+    found: dict[Coordinate, list[float]] = {}
+    for each in (evidence.verdict, *others):
+        own = evidence.about(each)
+        layouts = [fit.layout for fit in own.fits if not fit.layout.has_kind(SUM)]
+        factors = next(filter(None, (_own_factors(own, layout) for layout in layouts)), {})
+        for place, factor in factors.items():
+            found.setdefault(own.held.places[place], []).append(factor)
+    if any(max(many) > (1 + _ONE_FACTOR) * min(many) for many in found.values()):
+        return None
+    groups: dict[str, list[Coordinate]] = {}
+    firsts = [own[0] for own in found.values()]
+    for place, own_factors in sorted(found.items()):
+        groups.setdefault(f"{own_factors[0]:.3g}", []).append(place)
+    if not firsts or max(firsts) < (1 + _ONE_FACTOR) * min(firsts):
+        return None
+    sizes = evidence.runs.mesh.sizes
+    listed = ", ".join(f"{factor} on {rank_words(sizes, places)}" for factor, places in groups.items())
+    return (
+        "the gradients have the right direction, and each rank has one factor for all of its own, which is another one "
+        f"than that of other ranks ({listed}): each clips or scales by the norm of the parameters or the pieces that "
+        "it has. Add up the squares of the norms over the ranks first"
+    )
 
 
 def _own_factors(evidence: Evidence, layout: Layout) -> dict[Coordinate, float] | None:
@@ -362,10 +431,8 @@ def _group(weights: dict[Coordinate, float]) -> dict[str, list[Coordinate]]:
 
 
 def is_tied(evidence: Evidence) -> str | None:
-    name = evidence.verdict.key.name
-    tied = evidence.runs.reference.catalog.tied
-    group = next(((first, *others) for first, others in tied.items() if name in (first, *others)), None)
-    if group is None or evidence.verdict.key.phase not in (GRADIENT, STEP):
+    group = _find_tie(evidence)
+    if not group or evidence.verdict.key.phase not in (GRADIENT, STEP):
         return None
     others = [each for each in evidence.later if each.key.phase == GRADIENT == evidence.verdict.key.phase]
     if any(each.word == WRONG and each.key.turn == evidence.verdict.key.turn for each in others):
@@ -374,3 +441,9 @@ def is_tied(evidence: Evidence) -> str | None:
         f"{' and '.join(group)} are one parameter in the reference: its gradient is the sum of what all its uses give. "
         "The ranks that hold copies must add their gradients up"
     )
+
+
+def _find_tie(evidence: Evidence) -> tuple[str, ...]:
+    """Return all names that the reference has for the parameter, if it has several."""
+    name, tied = evidence.verdict.key.name, evidence.runs.reference.catalog.tied
+    return next(((first, *others) for first, others in tied.items() if name in (first, *others)), ())

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, INPUT, LOSS, STEP
 from rpcbench.compare.evidence import Evidence
-from rpcbench.compare.layouts import SUM, WHOLE, Coordinate, Layout, indices_of, norm_of, select_indices
+from rpcbench.compare.layouts import CUT, SUM, WHOLE, Coordinate, Layout, indices_of, norm_of, select_indices
 from rpcbench.compare.verdicts import RIGHT, ValueVerdict
 
 _EXPLAINED = 0.1  # of the difference that a relation may leave
 _LEAST = 3  # numbers for each factor that is fitted
+_MANY = 24  # numbers in pairs of one factor
 _MOST_KNOWN = 48  # tensors that are tried as a term
 _MOST_PAIRED = 12  # that are tried one for another
 _LARGEST_PAIRED = 1 << 22  # numbers in such a tensor
@@ -111,10 +112,15 @@ def _has_zero_rows(pieces: Pieces) -> str | None:
     if not pieces.is_explained(lambda each: each.wanted * (_norms_of_rows(each.value) > 0)[..., None]):
         return None
     total = sum(rows.numel() for rows in zero)
-    return (
-        f"{int(sum(lost))} of {total} rows are zero and have numbers in the reference, and all others are right: these "
-        "rows are dropped or not sent (a capacity of experts that is full, a mask, padding)"
-    )
+    said = f"{int(sum(lost))} of {total} rows are zero and have numbers in the reference, and all others are right"
+    places = {tuple((rows & (_norms_of_rows(each.wanted) > 0)).flatten().nonzero()[:, 0].tolist())
+              for rows, each in zip(zero, pieces.pairs, strict=True)}  # fmt: skip
+    if len(places) == 1 and len(pieces.pairs) > 1 and pieces.layout.has_kind(CUT) and len(*places) == 1:
+        return (
+            f"{said}: it is row {places.pop()[0]} of each of these ranks' pieces. An index that means a row of the "
+            "whole, as padding_idx does, is taken within a piece: subtract where the piece begins"
+        )
+    return f"{said}: these rows are dropped or not sent (a capacity of experts that is full, a mask, padding)"
 
 
 def _norms_of_rows(value: Tensor) -> Tensor:
@@ -126,7 +132,7 @@ def _has_factor_for_each(pieces: Pieces) -> str | None:
     dims = pieces.pairs[0].value.dim()
     ways = [("row", (dims - 1,)), ("column", tuple(range(dims - 1))), ("row of the batch", tuple(range(1, dims)))]
     for word, along in ways if dims >= 2 else ():
-        if any(math.prod(each.value.shape[d] for d in along) < _LEAST for each in pieces.pairs):
+        if not all(_has_enough(each.value, along) for each in pieces.pairs):
             continue
         factors = {each.place: _fit_factors(each, along) for each in pieces.pairs}
         if not pieces.is_explained(lambda each, found=factors: found[each.place] * each.wanted):  # type: ignore[misc]
@@ -138,9 +144,15 @@ def _has_factor_for_each(pieces: Pieces) -> str | None:
     return None
 
 
+def _has_enough(value: Tensor, along: tuple[int, ...]) -> bool:
+    """Return whether so many numbers have one factor each that no others would fit by chance."""
+    size = math.prod(value.shape[d] for d in along)
+    return size >= _LEAST or (size > 1 and value.numel() >= _MANY)
+
+
 _FACTORS = {
     "row": ": gates or weights that are applied twice or not at all, or a norm, a softmax or a mean that divides by "
-    "another number for each row",
+    "another number for each row, as by a sum over other ranks",
     "column": ": the scale of a norm that is applied twice or not at all, or statistics of each column",
     "row of the batch": ": weights of rows, or a mean that divides by another count in each row",
 }

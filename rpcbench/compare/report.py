@@ -177,6 +177,8 @@ def _find_first(runs: Runs, verdicts: Sequence[ValueVerdict]) -> Difference | No
         return Difference(FORWARD, masks[0], masks[1], tuple(range(len(runs.ranks))), 0.0, 0.0)
     verdict = verdicts[number]
     summands = _find_summands(verdicts, number)
+    if summands is not None and _are_added_up(summands, Evidence(runs, verdict, verdicts[:number], (), None)):
+        summands = None
     if summands is None and (partial := _find_partial(verdicts, number)) is not None:
         verdict, number = verdicts[partial], partial
     evidence = Evidence(runs, verdict, verdicts[:number], verdicts[number + 1 :], summands)
@@ -197,6 +199,13 @@ def _find_summands(verdicts: Sequence[ValueVerdict], number: int) -> ValueVerdic
     if wrong.key.phase == BACKWARD:
         return _find_backward_summands(wrong.key, before)
     return None
+
+
+def _are_added_up(summands: ValueVerdict, wrong: Evidence) -> bool:
+    """Return whether ranks with different summands have the same wrong value: a reduction has been there."""
+    names = dims_of_kind(summands, SUM)
+    dims = [d for d, name in enumerate(wrong.held.mesh.names) if name in names]
+    return len(dims) == len(names) and all(wrong.agree_along(d) for d in dims)
 
 
 def _find_forward_summands(wrong: Key, before: Sequence[ValueVerdict]) -> ValueVerdict | None:

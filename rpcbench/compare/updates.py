@@ -6,9 +6,11 @@ the right direction, or by a multiple of itself, is told apart: its move is comp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from rpcbench.compare.capture import BACKWARD, FORWARD, GRADIENT, INITIAL, STEP, Key
@@ -16,6 +18,9 @@ from rpcbench.compare.evidence import Evidence, rank_words
 from rpcbench.compare.layouts import SUM, Coordinate, fit_layout, norm_of
 from rpcbench.compare.verdicts import RIGHT, WRONG, as_numbers
 
+_CLEAR = 1e-2  # of the largest number of a move: smaller ones do not show a factor
+_ONE_FACTOR = 1e-2  # by which factors that are taken for one may differ
+_MOST_RANGES = 6
 _LOST = 1e-3  # of a gradient's norm, by which a state that has nothing else may differ from a multiple of it
 
 
@@ -111,6 +116,73 @@ def has_other_decay(evidence: Evidence) -> str | None:
     )
 
 
+def has_other_gradient(evidence: Evidence) -> str | None:
+    """The difference from the reference's step is a multiple of the gradient, of which nothing else is known."""
+    key, runs = evidence.verdict.key, evidence.runs
+    gradient = key._replace(phase=GRADIENT, part="")
+    is_known = any(each.key == gradient and each.word == RIGHT for each in evidence.earlier)
+    if gradient not in runs.reference.catalog.values or is_known:
+        return None
+    whole, shares = as_numbers(runs.read_whole(gradient, None)), []
+    square = norm_of(whole) ** 2
+    for each in _find_moves(evidence):
+        if each.own.shape != whole.shape or not square:
+            return None
+        off = each.own - each.wanted
+        share = float((off.double() * whole.double()).sum()) / square
+        if not share or not evidence.is_near(norm_of(off - share * whole)):
+            return None
+        shares.append(share)
+    if not shares or max(shares) - min(shares) > 0.01 * abs(shares[0]):
+        return None
+    rate = runs.reference.catalog.options.get((key.turn, key.name), {}).get("lr")
+    times = f", as if that were {1 - shares[0] / float(rate):.4g} times as large" if rate is not None else ""
+    return (
+        f"the step differs from the reference's by {shares[0]:.3g} times the gradient{times}: the gradient is "
+        "multiplied or divided on its way to the step (a sum over the ranks in place of a mean, or the other way round)"
+    )
+
+
+def has_factor_for_each_range(evidence: Evidence) -> str | None:
+    """Ranges of the parameter, in the order of its numbers, have moved by different multiples of the right move."""
+    lists = []
+    for each in _find_moves(evidence):
+        factors = _fit_ranges(each)
+        if factors is None or not evidence.is_near(norm_of(each.own.flatten() - factors * each.wanted.flatten())):
+            return None
+        lists.append(list(dict.fromkeys(f"{factor:.3g}" for factor in factors.tolist())))
+    if not lists or max(map(len, lists)) < 2:
+        return None
+    return (
+        f"ranges of the parameter's numbers have moved in the right direction by {' and '.join(lists[0])} times the "
+        "right length: it is stepped in pieces of a flat tensor, and each piece is clipped or divided by a norm of its "
+        "own. Add up the squares of the norms over the ranks first"
+    )
+
+
+def _fit_ranges(move: Move) -> Tensor | None:
+    """Return the factor of each number of a move; None if there are more than a few ranges of one factor."""
+    own, wanted = move.own.flatten().double(), move.wanted.flatten().double()
+    if not len(own) or not bool(wanted.any()):
+        return None
+    known = (wanted.abs() > _CLEAR * wanted.abs().max()).nonzero()[:, 0]
+    ratios = own[known] / wanted[known]
+    jumps = ((ratios[1:] / ratios[:-1] - 1).abs() > _ONE_FACTOR).nonzero()[:, 0]
+    if len(jumps) >= _MOST_RANGES:
+        return None
+    factors, begins = torch.empty_like(own), [0, *(known[jumps + 1]).tolist(), len(own)]
+    for begin, end in itertools.pairwise(begins):
+        part, right = own[begin:end], wanted[begin:end]
+        factors[begin:end] = (part @ right) / (right @ right)
+    # Numbers between two that show a jump are too small to be told by their ratio, and may be in either range.
+    for begin, end in zip(known[jumps].tolist(), known[jumps + 1].tolist(), strict=True):
+        low, high = factors[begin], factors[end]
+        part, right = own[begin + 1 : end], wanted[begin + 1 : end]
+        is_low = (part - low * right).abs() < (part - high * right).abs()
+        factors[begin + 1 : end] = torch.where(is_low, low, high)
+    return factors
+
+
 def has_drifted(evidence: Evidence) -> str | None:
     """Ranks that hold the same piece have different values after the step."""
     apart, names = evidence.dims_apart(), evidence.held.mesh.names
@@ -151,7 +223,8 @@ def is_other_update(evidence: Evidence) -> str | None:
         return None
     return (
         "the gradients are right and the step is not: the optimizer has other options than the reference's (learning "
-        "rate, weight decay, betas), steps more than once, decays the weights a second time, or has lost its state"
+        "rate, weight decay, betas), steps more than once, decays the weights a second time, has lost its state, or "
+        "makes its update of a rank's piece of the gradient where it needs the whole one (Muon, Shampoo, a norm)"
     )
 
 
@@ -161,7 +234,8 @@ def is_not_optimized(evidence: Evidence) -> str | None:
     if key.phase != STEP or key._replace(phase=GRADIENT) in values or key.part:
         return None
     others = [each for each in (*evidence.earlier, *evidence.later) if each.key.turn == key.turn]
-    if any(each.word == WRONG and each.key._replace(phase=GRADIENT, part="") in values for each in others):
+    stepped = [each.word for each in others if each.key._replace(phase=GRADIENT, part="") in values]
+    if WRONG in stepped or RIGHT not in stepped:
         return None
     return (
         "the parameters that the optimizer steps are right, and this value, which it does not step (an average of the "
