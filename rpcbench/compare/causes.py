@@ -185,7 +185,8 @@ def _start_of_piece(evidence: Evidence) -> str | None:
             )
     for layout in (fit.layout for fit in evidence.fits if fit.layout.has_kind(CUT)):
         cut = [d for d, share in enumerate(layout.shares) if share.kind == CUT]
-        if all(evidence.agree_along(d) for d in cut):
+        is_drawn = all(float(value.std()) > 0 for value in evidence.held.values.values() if value.numel() > 1)
+        if is_drawn and all(evidence.agree_along(d) for d in cut):
             return (
                 f"ranks along {evidence.names_of(cut)} begin with the same numbers in different pieces of the "
                 "parameter: each draws its own piece, with one seed. Draw the whole parameter and cut it, or broadcast "
@@ -319,8 +320,8 @@ def _write_slice(evidence: Evidence) -> str:
 
 
 def _write_cast_inputs(evidence: Evidence, inputs: list[ValueVerdict]) -> str | None:
-    """The module's input has fewer digits than in the reference, and differs by these."""
-    for each in inputs:
+    """The module's input has fewer digits than in the reference, and its output has as many."""
+    for each in inputs if not evidence.types & _HALF_TYPES.keys() else ():
         given = evidence.about(each)
         coarse = given.types & _HALF_TYPES.keys()
         if coarse and each.dtype not in _HALF_TYPES and each.error > 0:
@@ -448,11 +449,11 @@ CAUSES: tuple[Cause, ...] = (
     losses.is_wrong_loss,
     group_statistics.is_normalized_by_own_rows,
     group_statistics.is_mean_of_means,
-    group_statistics.has_same_noise,
     pieces.is_same_piece,
     pieces.is_at_border,
     pieces.has_wrong_entry,
     pieces.is_mask_of_piece,
+    group_statistics.has_same_noise,
     reductions.is_normalized_alone,
     reductions.is_cut_twice,
     reductions.is_other_expert,

@@ -242,11 +242,9 @@ class Runs:
         """Return whether some ranks do not call a module that they have, as where none of their rows needs it, and the
         others have their pieces of the reference's value."""
         key = verdict.key
-        idle = {
-            place
-            for place, catalog in self.ranks.items()
-            if place not in values and key.name in catalog.modules and _count_calls(catalog, key.turn)
-        }
+        _, runs = self._count_runs(key.turn)
+        ranks = ((place, catalog.modules) for place, catalog in self.ranks.items() if place not in values)
+        idle = {place for place, modules in ranks if key.name in modules and runs[place]}
         scale = self.factors.get(key.turn, 1.0) if key.phase == BACKWARD else 1.0
         if key.phase not in (INPUT, FORWARD, BACKWARD) or not idle or not values or {*values} | idle != {*self.ranks}:
             return False

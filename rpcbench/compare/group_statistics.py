@@ -7,6 +7,7 @@ Guarantees
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from rpcbench.compare.evidence import Evidence
 from rpcbench.compare.layouts import CUT, SUM, Coordinate, norm_of
 from rpcbench.compare.verdicts import RIGHT
 
+_LARGEST = 1 << 22  # numbers of an input that is tried
 _LEAST = 3  # numbers of a channel on a rank
 _CLOSE = 1e-2  # of a deviation, by which an epsilon may move it
 _LEAST_SIGNS = 16  # of noise that are equal by chance once in 2 ** 16
@@ -35,6 +37,8 @@ class CutInput(NamedTuple):
 def _find_cut_inputs(evidence: Evidence) -> Iterator[CutInput]:
     """Yield the inputs of the module that are right and cut; none if the value that is wrong is no output."""
     for each in evidence.inputs() if evidence.verdict.key.phase == FORWARD else ():
+        if math.prod(each.shape) > _LARGEST:
+            continue
         if each.word != RIGHT or each.fit is None or each.fit.layout.has_kind(SUM) or each.mesh != evidence.held.mesh:
             continue
         dims = {share.dim for share in each.fit.layout.shares if share.kind == CUT}
@@ -158,7 +162,7 @@ def has_same_noise(evidence: Evidence) -> str | None:
         for signs in (_signs_added, _signs_multiplied):
             found = [signs(value, given.pieces[place]) for place, value in evidence.held.values.items()]
             right = [signs(each, given.pieces[place]) for place, each in wanted.items() if each is not None]
-            if _are_same_signs(found) and not _are_same_signs(right):
+            if _vary_along(found[0], given.dims) and _are_same_signs(found) and not _are_same_signs(right):
                 return (
                     f"what is added to the input{given.words} or taken from it has the same signs on all ranks, and "
                     "other ones in each piece of the reference: ranks with different rows draw the same random "
@@ -173,6 +177,11 @@ def _signs_added(value: Tensor, given: Tensor) -> Tensor:
 
 def _signs_multiplied(value: Tensor, given: Tensor) -> Tensor:
     return (value.abs() - given.abs()).sign()
+
+
+def _vary_along(signs: Tensor, dims: set[int]) -> bool:
+    """Return whether rows, or other pieces that are dealt to the ranks, have different signs: a bias has the same."""
+    return any(bool((signs != signs.narrow(dim, 0, 1)).any()) for dim in dims)
 
 
 def _are_same_signs(found: list[Tensor]) -> bool:

@@ -127,22 +127,27 @@ def is_mask_of_piece(evidence: Evidence) -> str | None:
         bad = {place for place, error in fit.by_rank.items() if not evidence.is_near(error)}
         if bad and all((place in bad) == any(place[d] for d in apart) for place in fit.by_rank):
             said = f"the ranks with the first piece along {evidence.names_of(apart)} are right, and the others are not"
-            if evidence.kind in RECURRENT:
-                return (
-                    f"{said}: the sequence is cut, and each piece begins with an empty state in place of the last one"
-                )
-            if any(fit.layout.shares[d].dim == 0 for d in apart):
-                return None if any(each.word == WRONG for each in evidence.inputs()) else (
-                    f"{said}: what does not come with a rank's rows, as random numbers that each rank draws for its "
-                    "own rows with one seed, or positions or an index that begin with 0 on every rank. Draw them for "
-                    "the whole batch and take the rank's rows, or give each rank its own seed"
-                )
-            return (
-                f"{said}: positions or a causal mask that begin with 0 on every rank, in place of where its piece "
-                "begins; or what a piece takes from those before it is put together wrong (the keys and values of a "
-                "ring, the softmax over several blocks, a state)"
-            )
+            return _explain_first_piece(evidence, said, apart, any(fit.layout.shares[d].dim == 0 for d in apart))
     return None
+
+
+def _explain_first_piece(evidence: Evidence, said: str, apart: list[int], is_of_rows: bool) -> str | None:
+    if evidence.kind in RECURRENT:
+        return f"{said}: the sequence is cut, and each piece begins with an empty state in place of the last one"
+    if not is_of_rows:
+        return (
+            f"{said}: positions or a causal mask that begin with 0 on every rank, in place of where its piece begins; "
+            "or what a piece takes from those before it is put together wrong (the keys and values of a ring, the "
+            "softmax over several blocks, a state)"
+        )
+    is_pattern = any(evidence.held.mesh.sizes[d] > 2 for d in apart)  # of two ranks, one may be as wrong
+    if not is_pattern or any(each.word == WRONG for each in evidence.inputs()):
+        return None
+    return (
+        f"{said}: what does not come with a rank's rows, as random numbers that each rank draws for its own rows with "
+        "one seed, or positions or an index that begin with 0 on every rank. Draw them for the whole batch and take "
+        "the rank's rows, or give each rank its own seed"
+    )
 
 
 def is_at_border(evidence: Evidence) -> str | None:

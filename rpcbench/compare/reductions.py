@@ -368,8 +368,8 @@ def _describe_own_norms(evidence: Evidence, others: list[ValueVerdict]) -> str |
     listed = ", ".join(f"{factor} on {rank_words(sizes, places)}" for factor, places in groups.items())
     return (
         "the gradients have the right direction, and each rank has one factor for all of its own, which is another one "
-        f"than that of other ranks ({listed}): each clips or scales by the norm of the parameters or the pieces that "
-        "it has. Add up the squares of the norms over the ranks first"
+        f"than that of other ranks ({listed}): they are clipped by a norm that each rank takes of its own parameters "
+        "or pieces. Add up the squares of the norms over the ranks first"
     )
 
 
