@@ -49,7 +49,7 @@ KINDS = (
         "number in the log is odd. Three quarters of the rows are never read.",
         "The wrong curve is the lower one, as its model has fewer rows to learn.",
         DP4, ("forward", "0"), "work on the same rows",
-        ("same_rows_on_all_ranks",),
+        ("same_rows_on_all_ranks", "rows_of_shard_alone", "dealt_rows_of_rank_0"),
     ),
     Kind(
         "other-start",
@@ -63,7 +63,8 @@ KINDS = (
         DP4, ("initial", "0.weight"), "different initial values",
         (
             "seed_of_each_rank", "head_of_each_rank", "stale_weight_on_rank_2", "gpipe_stage_seeded_by_rank",
-            "row_of_layers_seeded_by_rank", "blocks_swapped", "weight_transposed",
+            "row_of_layers_seeded_by_rank", "blocks_swapped", "weight_transposed", "weight_of_wide_piece",
+            "piece_of_first_rank", "pieces_of_one_seed",
         ),
     ),
     Kind(
@@ -104,7 +105,7 @@ KINDS = (
         DP4, ("forward", "2"), "same random dropout mask",
         (
             "dropout_same_on_rows", "dropout_differs_in_tensor_parallel", "dropout_of_other_rate", "dropout_in_eval",
-            "dropout_in_train",
+            "dropout_in_train", "dropout_same_on_pieces", "noise_of_one_seed", "noise_of_checkpoint",
         ),
     ),
     # -- forward
@@ -131,7 +132,7 @@ KINDS = (
         "wrong on four or on one.",
         "The curves almost lie on each other. The wrong one is a little lower, as its bias learns at twice the rate.",
         TP2, ("forward", "2"), "added 2 times",
-        ("row_parallel_bias_on_each_rank", "residual_on_each_rank"),
+        ("row_parallel_bias_on_each_rank", "residual_on_each_rank", "residual_before_sum"),
     ),
     Kind(
         "cut-in-the-wrong-place",
@@ -178,7 +179,7 @@ KINDS = (
             "batch_norm_of_rank", "groups_not_divided", "layer_norm_of_pieces", "running_variance_of_own_count",
             "blocks_not_rescaled", "mean_over_own_count",
             "norm_of_own_width", "advantages_of_each_rank", "balance_loss_of_each_rank",
-            "vocabulary_loss_smoothing",
+            "vocabulary_loss_smoothing", "norm_of_own_rows", "variance_of_own_rows",
         ),
     ),
     # -- loss
@@ -192,7 +193,7 @@ KINDS = (
         "The curves cross. The wrong one falls faster at first and ends higher, by an amount that any change of the "
         "data would explain.",
         DP4, ("loss", ""), "A mean of means",
-        ("mean_of_means", "accumulation_mean_of_means"),
+        ("mean_of_means", "accumulation_mean_of_means", "mean_of_means_of_times"),
     ),
     # -- backward
     Kind(
@@ -256,6 +257,7 @@ KINDS = (
             "sequence_parallel_norms_not_reduced", "sequence_parallel_bias_not_reduced",
             "sequence_parallel_norm_not_in_plan", "accumulation_without_sync", "accumulation_without_sync_in_fsdp",
             "unused_branch_skipped", "first_stage_not_reduced", "head_replaced_after_ddp", "root_not_sharded",
+            "head_without_rows_not_reduced",
         ),
     ),
     Kind(
@@ -269,7 +271,7 @@ KINDS = (
         DP4, ("gradient", "0.weight"), "4 times too large",
         (
             "scale_of_loss_left_in", "loss_of_rows_summed", "gradients_summed", "gates_applied_twice",
-            "gates_not_applied",
+            "gates_not_applied", "flat_sum_with_decay",
             "accumulation_not_divided", "pipeline_loss_not_divided", "expert_gradients_not_divided",
             "row_parallel_with_mean", "rate_scaled_by_ranks", "weight_decay_twice", "flat_gradient_divided_twice",
             "decay_lost_on_flat_shards", "gradients_not_zeroed",
@@ -302,7 +304,7 @@ KINDS = (
         "apart, and the file that is saved has one of the two.",
         "The wrong curve is the lower one, as two weights fit more than one does.",
         {"pp": 2}, ("gradient", "embed.weight"), "are one parameter in the reference",
-        ("tied_weights_of_two_stages",),
+        ("tied_weights_of_two_stages", "layer_of_both_stages_not_added"),
         ("Adam", 0.003),
     ),
     Kind(
@@ -317,6 +319,7 @@ KINDS = (
         (
             "clip_over_local_shards", "clip_over_local_pieces", "lamb_of_shards", "norm_without_a_cut_parameter",
             "clip_before_unscale", "gradients_clipped_before_average", "gradients_clipped_by_value",
+            "stages_clipped_alone", "flat_pieces_clipped_alone",
         ),
     ),
     Kind(
