@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -474,10 +475,13 @@ def map_tensors(function: Callable[[str, Tensor], Tensor], value: Any, path: str
     """Return a value with `function(path, tensor)` in place of each tensor in it; the value itself is not changed.
 
     Tensors are found in tuples, lists, mappings, named tuples and dataclasses. A path is the Python that reads one:
-    `[0]`, `['logits']`, `.logits`; empty for the value itself.
+    `[0]`, `['logits']`, `.logits`; empty for the value itself. A packed sequence is left as it is: the order of its
+    rows depends on the lengths of all of them, so pieces of a batch have other orders.
     """
     if isinstance(value, Tensor):
         return function(path, value)
+    if isinstance(value, PackedSequence):
+        return value
     if isinstance(value, Mapping):
         found = {key: map_tensors(function, each, f"{path}[{key!r}]") for key, each in value.items()}
         return found if type(value) is dict else _rebuild_mapping(value, found)

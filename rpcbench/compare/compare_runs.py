@@ -10,7 +10,7 @@ Guarantees
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -119,6 +119,8 @@ class Runs:
             calls = catalog.values.get(key, {})
             numbers = slots[place].select(calls, call) if slots and call is not None else _select_calls(calls, call)
             if kept := [calls[n] for n in numbers]:
+                if not _is_joinable(kept):
+                    return {}
                 found[place] = _join([self.read_value(place, each) for each in kept])
         return found
 
@@ -130,7 +132,8 @@ class Runs:
             return {}
         counts = {place: len(catalog.values.get(key, ())) for place, catalog in self.ranks.items()}
         alone, runs = self._count_runs(key.turn)
-        if alone != 1 or max(runs.values()) < 2 or 0 in runs.values():
+        is_one_by_one = max(runs.values()) < 2 and _is_joinable(self.reference.catalog.values[key].values())
+        if alone != 1 or is_one_by_one or 0 in runs.values():
             return {}
         each = {place: count // runs[place] for place, count in counts.items()}
         if any(each[place] * runs[place] != count for place, count in counts.items()):
@@ -163,13 +166,18 @@ class Runs:
         own = self.reference.catalog.values[key]
         counts = {len(calls) for catalog in self.ranks.values() if (calls := catalog.values.get(key))}
         is_by_call = len(own) > 1 and (counts <= {len(own)} or bool(self._find_slots(key)))
+        if not is_by_call and not _is_joinable(own.values()):  # the ranks make other calls, and of these no pieces
+            yield self._judge_values(key, 0, self.read_whole(key, 0), {})
+            return
         for call in range(len(own)) if is_by_call else [None]:
             yield self._judge_call(key, call)
 
     def _judge_call(self, key: Key, call: int | None) -> ValueVerdict:
         whole, values = self.read_whole(key, call), self.read_values(key, call)
         verdict = self._judge_values(key, call, whole, values)
-        for read_otherwise in (self._read_repeated, self._read_in_turn, self._read_last_state):
+        for read_otherwise in (
+            self._read_repeated, self._read_in_turn, self._read_other_dim, self._read_last_state, self._read_output
+        ):  # fmt: skip
             if verdict.word == WRONG and (others := read_otherwise(key, call)) is not None:
                 again = self._judge_values(key, call, whole, others)
                 verdict = again if again.word == RIGHT else verdict
@@ -215,6 +223,31 @@ class Runs:
         calls.sort(key=lambda call: call[0])
         return {places[0]: _join([self.read_value(place, kept) for _, place, kept in calls])}
 
+    def _read_other_dim(self, key: Key, call: int | None) -> Values | None:
+        """Return the values of calls joined along the dimension of the rows where that is not the first one, as in the
+        state of a recurrent module. None if the shapes are not so."""
+        whole = self.reference.catalog.values[key][0].stored.shape
+        found: Values = {}
+        for place, catalog in self.ranks.items():
+            calls = [self.read_value(place, each) for each in catalog.values.get(key, {}).values()]
+            if not calls:
+                continue
+            if len(calls) < 2 or len(whole) < 2 or any(each.shape[:1] != whole[:1] for each in calls):
+                return None
+            if len({(each.dim(), each.shape[2:]) for each in calls}) > 1:
+                return None
+            found[place] = torch.cat(calls, 1)
+        return found or None
+
+    def _read_output(self, key: Key, call: int | None) -> Values | None:
+        """Return the values of the ranks whose model returns what the reference's does, where others return a value of
+        another shape, with which something else goes on. None if all are alike."""
+        if key.name or key.phase not in (FORWARD, BACKWARD):
+            return None
+        whole, values = self.read_whole(key, call), self.read_values(key, call)
+        found = {place: value for place, value in values.items() if value.shape == whole.shape}
+        return found if 0 < len(found) < len(values) else None
+
     def _read_last_state(self, key: Key, call: int | None) -> Values | None:
         """Return the values of the ranks that have the last piece of a sequence, where a recurrent module has read it:
         its last state, and what is made of that, is there; others have the states between the pieces. None if no
@@ -229,6 +262,8 @@ class Runs:
 
     def _find_last_places(self, key: Key, call: int | None) -> set[Coordinate]:
         """Return the ranks that have the last times of a recurrent module's output; none if these are not cut."""
+        if key not in self.reference.catalog.values:
+            return set()
         found = self._judge_values(key, call, self.read_whole(key, call), self.read_values(key, call))
         if found.word != RIGHT or found.fit is None or found.mesh is None:
             return set()
@@ -314,6 +349,11 @@ def _count_calls(catalog: Catalog, turn: int) -> int:
 def _select_calls(calls: Mapping[int, object], call: int | None) -> list[int]:
     """Return the numbers of all calls, or of the one at a place in their order."""
     return sorted(calls) if call is None else sorted(calls)[call : call + 1]
+
+
+def _is_joinable(calls: Collection[Kept]) -> bool:
+    """Return whether calls have the same shape but for their first dimension."""
+    return len({tuple(each.stored.shape)[1:] for each in calls}) <= 1
 
 
 def _join(calls: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from rpcbench.compare.capture import FORWARD, INITIAL, INPUT, STEP, Catalog
 from rpcbench.compare.compare_runs import Runs
@@ -45,7 +46,9 @@ def _explain_options(evidence: Evidence, name: str, owner: str) -> str | None:
     own = {place: catalog.options.get((turn, name), {}) for place, catalog in runs.ranks.items()}
     for place, options in own.items():
         for option, word in options.items():
-            if option in wanted and word != wanted[option] and not _is_cut_size(wanted[option], word, runs):
+            if option not in wanted or word == wanted[option] or _is_cut_size(wanted[option], word, runs):
+                continue
+            if not _is_cut_unevenly(wanted[option], {at: each.get(option, "") for at, each in own.items()}, runs):
                 others.setdefault((option, word), []).append(place)
     found = []
     for (option, word), places in others.items():
@@ -67,6 +70,19 @@ def _is_cut_size(wanted: str, word: str, runs: Runs) -> bool:
     sizes = runs.mesh.sizes
     counts = {math.prod(each) for n in range(1, len(sizes) + 1) for each in itertools.combinations(sizes, n)} - {1}
     return any(-(-int(wanted) // count) == int(word) for count in counts)
+
+
+def _is_cut_unevenly(wanted: str, words: Mapping[Coordinate, str], runs: Runs) -> bool:
+    """Return whether the numbers of the ranks along a dimension of the mesh add up to that of the reference."""
+    if not (wanted.isdigit() and all(map(str.isdigit, words.values()))):
+        return False
+    for d in range(len(runs.mesh.sizes)):
+        sums: Counter[Coordinate] = Counter()
+        for place, word in words.items():
+            sums[place[:d] + place[d + 1 :]] += int(word)
+        if {*sums.values()} == {int(wanted)}:
+            return True
+    return False
 
 
 # -- dropout
