@@ -106,7 +106,7 @@ def _places_of_frame(frame: FrameType) -> tuple[str, ...]:
 STDLIB = sysconfig.get_path("stdlib") + os.sep
 _IDLE = STDLIB, f"{Path(__file__).parents[1]}{os.sep}", "<frozen "
 _PACKAGES = {"site-packages", "dist-packages"}
-_WAITS = {"wait", "get", "select", "accept", "_wait_for_tstate_lock", "join", "poll"}  # of the standard library
+_WAITS = {"wait", "get", "select", "accept", "join", "poll"}  # of the standard library
 _KERNEL = {"ipykernel", "ipykernel_launcher.py", "IPython", "tornado", "traitlets", "zmq"}  # Jupyter's, for its threads
 
 
