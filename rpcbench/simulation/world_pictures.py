@@ -28,7 +28,7 @@ _COLLECTIVE = Mark("◇", "orange", "paper", "collective")
 TIMELINE_MARKS = (*_PHASES.values(), _COLLECTIVE)
 """The kinds of bars of a timeline."""
 _COLOURS = dict(zip(CATEGORIES, ("blue", "purple", "indigo", "amber", "green", "dim"), strict=True))
-_LETTERS = 100  # of a line below a timeline
+_LETTERS = 92  # of a line below a timeline
 _GAP = 0.001  # share of the step: shorter idle times do not divide a bar
 _COLUMNS, _WIDE, _TALL, _LEFT, _TOP = 220, 660, 150, 120, 30  # of the memory picture; pixels but for the columns
 _GIB = 2**30
