@@ -258,6 +258,7 @@ KINDS = (
             "sequence_parallel_norm_not_in_plan", "accumulation_without_sync", "accumulation_without_sync_in_fsdp",
             "unused_branch_skipped", "first_stage_not_reduced", "head_replaced_after_ddp", "root_not_sharded",
             "head_without_rows_not_reduced", "towers_not_added", "head_of_first_rank_not_added", "packed_not_averaged",
+            "cell_of_own_times",
         ),
     ),
     Kind(

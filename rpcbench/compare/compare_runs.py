@@ -71,6 +71,7 @@ class Runs:
     ranks: dict[Coordinate, Catalog]
     read_value: ReadValue
     factors: dict[int, float] = field(default_factory=dict)  # turn → scale of the ranks' losses in its backward pass
+    _slots: dict[Key, dict[Coordinate, CallSlots]] = field(default_factory=dict)  # of keys that are judged by these
     _runs: dict[int, tuple[int, dict[Coordinate, int]]] = field(default_factory=dict)  # turn → calls of the model
     _last_places: dict[int, set[Coordinate]] = field(default_factory=dict)  # turn → ranks with the end of a sequence
 
@@ -114,7 +115,7 @@ class Runs:
     def read_values(self, key: Key, call: int | None) -> Values:
         """Return the values of the ranks that have it."""
         found: Values = {}
-        slots = self._find_slots(key) if call is not None else {}
+        slots = self._slots.get(key) if call is not None else None
         for place, catalog in self.ranks.items():
             calls = catalog.values.get(key, {})
             numbers = slots[place].select(calls, call) if slots and call is not None else _select_calls(calls, call)
@@ -124,36 +125,23 @@ class Runs:
                 found[place] = _join([self.read_value(place, each) for each in kept])
         return found
 
-    def _find_slots(self, key: Key) -> dict[Coordinate, CallSlots]:
-        """Return which calls of the reference each rank's calls belong to, where a model calls a module several times
-        and the ranks call the model for each micro-batch, or have some of these calls only. Empty if that is not so."""
+    def _find_slots(self, key: Key) -> Iterator[dict[Coordinate, CallSlots]]:
+        """Yield which calls of the reference each rank's calls may belong to, where a model calls a module several
+        times and the ranks call the model for each micro-batch, or have some of these calls only."""
         own = len(self.reference.catalog.values[key])
-        if own < 2:
-            return {}
         counts = {place: len(catalog.values.get(key, ())) for place, catalog in self.ranks.items()}
         alone, runs = self._count_runs(key.turn)
-        is_one_by_one = max(runs.values()) < 2 and _is_joinable(self.reference.catalog.values[key].values())
-        if alone != 1 or is_one_by_one or 0 in runs.values():
-            return {}
+        if own < 2 or alone != 1 or any(not runs[place] or count % runs[place] for place, count in counts.items()):
+            return
         each = {place: count // runs[place] for place, count in counts.items()}
-        if any(each[place] * runs[place] != count for place, count in counts.items()):
-            return {}
         if {*each.values()} == {own}:
-            return {place: CallSlots(0, own) for place in each}
+            yield {place: CallSlots(0, own) for place in each}
+            return
         for d, size in enumerate(self.mesh.sizes):
             along = [{count for place, count in each.items() if place[d] == n} for n in range(size)]
             if all(len(found) == 1 for found in along) and sum(max(found) for found in along) == own:
-                return {
-                    place: CallSlots(sum(max(found) for found in along[: place[d]]), count)
-                    for place, count in each.items()
-                }
-        return {}
-
-    def _has_equal_start(self, key: Key, names: Mapping[Coordinate, Key]) -> bool:
-        whole = self.read_whole(key, None)
-        values = {place: self.read_value(place, self.ranks[place].values[own][0]) for place, own in names.items()}
-        allowed = self._allowed_error(key, None, whole, values)
-        return judge_value(key, None, whole, self.mesh, values, allowed).word == RIGHT
+                begins = [sum(max(found) for found in along[:n]) for n in range(size)]
+                yield {place: CallSlots(begins[place[d]], count) for place, count in each.items()}
 
     def _count_runs(self, turn: int) -> tuple[int, dict[Coordinate, int]]:
         """Return how often the reference, and each rank, has called the model itself in a step."""
@@ -162,11 +150,29 @@ class Runs:
             self._runs[turn] = _count_calls(self.reference.catalog, turn), ranks
         return self._runs[turn]
 
+    def _has_equal_start(self, key: Key, names: Mapping[Coordinate, Key]) -> bool:
+        whole = self.read_whole(key, None)
+        values = {place: self.read_value(place, self.ranks[place].values[own][0]) for place, own in names.items()}
+        allowed = self._allowed_error(key, None, whole, values)
+        return judge_value(key, None, whole, self.mesh, values, allowed).word == RIGHT
+
     def _judge_key(self, key: Key) -> Iterator[ValueVerdict]:
         own = self.reference.catalog.values[key]
         counts = {len(calls) for catalog in self.ranks.values() if (calls := catalog.values.get(key))}
-        is_by_call = len(own) > 1 and (counts <= {len(own)} or bool(self._find_slots(key)))
-        if not is_by_call and not _is_joinable(own.values()):  # the ranks make other calls, and of these no pieces
+        is_joinable = _is_joinable(own.values())
+        has_parts = not is_joinable or max(self._count_runs(key.turn)[1].values()) > 1
+        for slots in self._find_slots(key) if has_parts or not counts <= {len(own)} else ():
+            self._slots[key] = slots
+            by_call = [self._judge_call(key, call) for call in range(len(own))]
+            if all(each.word != WRONG for each in by_call):
+                yield from by_call
+                return
+        if key in self._slots and has_parts:
+            yield from by_call
+            return
+        self._slots.pop(key, None)
+        is_by_call = len(own) > 1 and counts <= {len(own)}
+        if not is_by_call and not is_joinable:  # the ranks make other calls, and of these no pieces
             yield self._judge_values(key, 0, self.read_whole(key, 0), {})
             return
         for call in range(len(own)) if is_by_call else [None]:

@@ -190,6 +190,12 @@ def has_drifted(evidence: Evidence) -> str | None:
         evidence.agree_along(d) for d, n in enumerate(names) if n not in apart
     ):
         return None
+    if evidence.verdict.key._replace(phase=GRADIENT, part="") not in evidence.runs.reference.catalog.values:
+        return (
+            "the replicas have drifted apart: no gradient changes this value, and each rank changes it by what its own "
+            "rows show. Add up what it is made of (counts, sums, means) over the ranks first, or send one rank's value "
+            "to all"
+        )
     return (
         "the replicas have drifted apart: ranks that hold the same piece have different values after the step, though "
         "all gradients are right. Their optimizers have different options or states, or a buffer is never shared"

@@ -79,6 +79,60 @@ def step_stages_and_add(model: Any, mesh: DeviceMesh) -> Tensor | None:
     return loss
 
 
+# -- a layer for each time
+class TimesMean(nn.Module):
+    """Calls a layer for each time of (rows, times, 1), and takes the mean; a group has the times in pieces."""
+
+    group: ProcessGroup | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.Linear(1, WIDTH), nn.Linear(WIDTH, LABELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.stack([torch.tanh(self.cell(each)) for each in x.unbind(1)]).sum(0)
+        count = x.shape[1] * (1 if self.group is None else self.group.size())
+        return self.head((total if self.group is None else SumOver.apply(total, self.group)) / count)
+
+
+def make_times_mean() -> Any:
+    return seeded(TimesMean)
+
+
+def times_in_pieces(mesh: DeviceMesh) -> nn.Module:
+    model = make_times_mean()
+    model.group = mesh.get_group("sp")
+    return model
+
+
+def rows_of_times() -> tuple[Tensor, Tensor]:
+    rows, labels = rows_of()
+    return rows[..., None], labels
+
+
+def step_all_times(model: nn.Module) -> Tensor:
+    rows, labels = rows_of_times()
+    loss = loss_of(model(rows), labels)
+    loss.backward()
+    return loss
+
+
+def step_times_in_pieces(model: Any, mesh: DeviceMesh) -> Tensor:
+    loss = step_times_of_own(model, mesh)
+    for each in model.cell.parameters():
+        dist.all_reduce(each.grad, group=mesh.get_group("sp"))
+    return loss
+
+
+def step_times_of_own(model: Any, mesh: DeviceMesh) -> Tensor:
+    """The gradients of the cell are those of the rank's own times."""
+    rows, labels = (share(each, mesh["dp"]) for each in rows_of_times())
+    loss = loss_of(model(share(rows, mesh["sp"], 1)), labels)
+    loss.backward()
+    average_gradients(model, mesh.get_group("dp"))
+    return loss
+
+
 # -- a branch that is not called
 class TwoTasks(nn.Module):
     """A head is called if a row is of its task."""
@@ -246,6 +300,10 @@ PROGRAMS = [
     Program(
         "layer_of_both_stages_not_added", (make_shared_layer, step_words), (stage_of_shared_layer, step_stages_and_add),
         (stage_of_shared_layer, step_stages), {"pp": 2}, "gradient", LAYER, REDUCE,
+    ),
+    Program(
+        "cell_of_own_times", (make_times_mean, step_all_times), (times_in_pieces, step_times_in_pieces),
+        (times_in_pieces, step_times_of_own), {"dp": 2, "sp": 2}, "gradient", ("cell.weight", "cell.bias"), REDUCE,
     ),
     Program(
         "head_without_rows_not_reduced", (make_two_tasks, step_tasks), (two_tasks_on_each, step_tasks_with_zeros),
