@@ -139,7 +139,7 @@ def _restart_while_a_cell_runs(notebook, side):
     notebook.run("'waits'")
     notebook.output("'waits'").filter(has_text="it waits").wait_for()
     os.kill(victim, signal.SIGKILL)
-    side.get_by_role("listitem").filter(has_text="worker2lost: killed by SIGKILL").wait_for()
+    side.get_by_role("listitem").filter(has_text="worker2 lost: killed by SIGKILL").wait_for()
     notebook.page.get_by_role("button", name="rpcbench: 2 workers, 1 lost").wait_for()
     side.get_by_role("button", name="Start worker2 again").press("Enter")
     side.get_by_role("listitem").filter(has_text="worker2 ready").filter(has_text="started twice").wait_for()

@@ -122,7 +122,7 @@ def test_a_click_on_what_has_gone_does_no_harm(panel, caplog):
 # -- drawn
 @pytest.fixture
 def shown(show, monkeypatch):
-    monkeypatch.setitem(panels.PANELS, "step", StepPanel)
+    monkeypatch.setitem(panels.ALL_PANELS, "step", StepPanel)
     return lambda *held, on=True: show("step", world(*held, on=on))
 
 

@@ -56,12 +56,17 @@
   color: var(--jp-ui-font-color2);
 }
 .rbx-now {
+  display: flex;
   flex: 1 1 100%;
+  flex-direction: column;
+  min-width: 0;
+}
+.rbx-now .rbx-about {
   overflow: hidden;
   text-overflow: ellipsis;
   white-space: nowrap;
 }
-.rbx-lost .rbx-now {
+.rbx-lost .rbx-now .rbx-about {
   white-space: normal;
 }
 .rbx-sidebar > .rbx-hint,
