@@ -75,7 +75,7 @@ class Kept(NamedTuple):
 
 
 class ModuleFacts(NamedTuple):
-    """What is known of a module besides its values."""
+    """The facts of a module besides its values."""
 
     kind: str  # the name of its class
     parameters: tuple[str, ...]  # its own, by their names in the model
@@ -83,7 +83,7 @@ class ModuleFacts(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Catalog:
-    """What a run has kept, without the values themselves."""
+    """The contents of a run's files, without the values themselves."""
 
     values: dict[Key, dict[int, Kept]]  # by key in the order of execution; by number of the call
     modules: dict[str, ModuleFacts]

@@ -231,7 +231,7 @@ def _count_known_rows(evidence: Evidence) -> int:
     return len(found) if len(found) < len(whole) else 0
 
 
-# -- what is right, and what is not
+# -- the values around the difference
 def _has_old_gradient(evidence: Evidence) -> str | None:
     """The gradient of the step before is still in it."""
     key = evidence.verdict.key
@@ -277,7 +277,7 @@ def _is_put_together_wrong(evidence: Evidence) -> str | None:
 
 
 def _is_wrong_inside(evidence: Evidence) -> str | None:
-    """What goes into the module is right, or is not: the fault is in it, or between it and the modules before."""
+    """The module's input is right, or is not: the fault is in it, or between it and the modules before."""
     key = evidence.verdict.key
     inputs = [
         each

@@ -63,7 +63,7 @@ class CallSlots(NamedTuple):
 
 @dataclass
 class Runs:
-    """What there is to compare: a run in one process, and the same on each rank."""
+    """The runs to compare: one in one process, and the same on each rank."""
 
     reference: Capture
     movements: Mapping[Key, Mapping[int, Sequence[float]]]  # what round-off does to each value, see `allowances`

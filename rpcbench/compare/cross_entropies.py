@@ -25,7 +25,7 @@ _NO_WEIGHT = 1e-6  # of the largest row's gradient
 
 
 class CrossEntropy(NamedTuple):
-    """What the gradient of scores (rows, classes) shows of a loss."""
+    """A loss as the gradient of its scores (rows, classes) shows it."""
 
     targets: Tensor  # (rows,): the class of each row; -1 for a row without weight
     weights: Tensor  # (rows,): double, as parts of their sum

@@ -1,4 +1,4 @@
-"""What the explanation of a difference starts from: the first wrong value, and what was found before it.
+"""The evidence that explains a difference: the first wrong value, and the verdicts before it.
 
 Guarantees
 - Values are read once, when a cause first asks for them.

@@ -152,7 +152,7 @@ def _mean(value: Tensor, mask: Tensor | None, dim: int) -> Tensor:
 
 # -- random numbers
 def has_same_noise(evidence: Evidence) -> str | None:
-    """What is added to an input, or taken from it, has the same signs on all ranks, and not in the reference."""
+    """A term that is added to an input, or taken from it, has the same signs on all ranks, and not in the reference."""
     for given in _find_cut_inputs(evidence):
         if given.whole.shape != evidence.whole.shape or evidence.verdict.fit is None:
             continue

@@ -1,4 +1,4 @@
-"""What each rank has put into a gradient that is reduced: the gradients of its own rows, computed again.
+"""Each rank's part of a gradient that is reduced: the gradient of its own rows, computed again.
 
 The gradient of a linear layer's weight is made of the layer's input and its output's gradient, which every rank has
 kept. So the gradient of each rank before the reduction is known, and the reduced one shows what was done with them.

@@ -49,7 +49,7 @@ class ErrorMap(NamedTuple):
 
 @dataclass(slots=True)
 class ValueVerdict:
-    """What was found about one value."""
+    """The verdict on one value."""
 
     key: Key
     call: int | None  # None: all calls, joined along their first dimension

@@ -50,7 +50,7 @@ _MARKS = ("mark", "range_push", "range_pop", "range_start", "range_end")  # of t
 
 
 class GpuProperties(NamedTuple):
-    """What a program gets to know of its GPU: the name and the bytes of memory of the hardware."""
+    """The GPU as a program sees it: the name and the bytes of memory of the hardware."""
 
     name: str
     total_memory: int

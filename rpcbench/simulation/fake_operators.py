@@ -6,7 +6,7 @@ Guarantees
 - Small tensors have values if these follow from such counts, or from numbers of the program. A collective gives
   them the values that it would if all ranks had the same; where that is not known, they have none.
 - A value that is not known is an error when it is read, or `values`, where that is given; the report says so.
-- What `torch.compile` gets runs as it was written; no checkpoint is written. The report says so.
+- `torch.compile` leaves a function as it is, and no checkpoint is written. The report says so.
 - A wait returns the tensor that was waited for, as on a real rank, and not another one.
 """
 

@@ -2,7 +2,7 @@
 
 Guarantees
 - At the end of the block an attribute is as before: also one that was inherited, and not its holder's own.
-- What runs with data is seen by no mode: it is no work of the rank.
+- No mode sees a function that runs with data: it is no work of the rank.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Guarantees
 - Times, bytes and pieces are those of the played ranks. A rank that was not played has what the played rank of its role
   has: it comes to a collective with it, and its pieces are those of its own place in the mesh.
-- What a simulation does not know has no row, and a sentence in the table "remarks" says so.
+- A fact that a simulation does not know has no row, and a sentence in the table "remarks" says so.
 - At most `MOST` ranks are members: the played ones, and as many others of each role.
 """
 
