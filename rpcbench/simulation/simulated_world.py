@@ -25,7 +25,7 @@ from rpcbench.simulation.rank_log import CATEGORIES, RECOMPUTE, Collective, Kern
 from rpcbench.simulation.step_timing import RankTimeline, time_logs
 from rpcbench.simulation.world_pictures import memory_picture, save_timelines, timeline_chart
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 _SEEN = 5e-4  # share of a step from which on a cause is listed
 
 
@@ -211,10 +211,11 @@ class SimulatedWorld:
         name, peak = max(self.memory.items(), key=lambda each: each[1].bytes)
         verdict = "fits" if self.is_fitting else "does not fit"
         at = f"{peak.part.phase} of {peak.part.module or 'the model'}"
-        parts = ", ".join(f"{each} {peak.by_category[each] / _GIB:.1f}" for each in CATEGORIES)
+        unit, word = (_GIB, "") if peak.bytes >= _GIB else (_MIB, " MiB")
+        parts = ", ".join(f"{each} {peak.by_category[each] / unit:.1f}" for each in CATEGORIES)
         return [
-            f"it {verdict}: {peak.bytes / _GIB:.1f} of {self.hardware.memory_bytes / _GIB:.1f} GiB ({name}, {at})"
-            f"; torch's allocator reserves {self.reserved_bytes / _GIB:.1f}",
+            f"it {verdict}: {peak.bytes / unit:.1f}{word} of {self.hardware.memory_bytes / _GIB:.1f} GiB ({name}, {at})"
+            f"; torch's allocator reserves {self.reserved_bytes / unit:.1f}{word}",
             f"  {parts}",
         ]
 

@@ -41,7 +41,7 @@ def test_a_world_has_figures_and_a_report():
     assert world.is_fitting
     text = str(world)
     assert "dp 16: 16 ranks of h100" in text
-    assert "it fits" in text
+    assert f"it fits: {world.peak_bytes / 2**20:.1f} MiB of 79.6 GiB" in text
     slower = world.on(rpcbench.hardware("l40s"))
     assert slower.step_seconds > world.step_seconds
 
