@@ -235,7 +235,7 @@ def _end_faults(drill: Drill) -> str:
     if drill.settings is None:
         return "No faults were on."
     counts = drill.off()
-    return "Faults are off. {sent} messages: {lost} lost, {late} late, {twice} sent twice.".format(
+    return "Faults are off. Messages sent: {sent}, lost: {lost}, late: {late}, doubled: {twice}.".format(
         **{"sent": 0, "lost": 0, "late": 0, "twice": 0} | counts
     )
 
