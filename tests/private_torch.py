@@ -39,6 +39,7 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch._C._autograd._profiler_enabled torch._C._autograd._profiler_type torch.jit._builtins._find_builtin
         torch._C._autograd._disable_profiler_legacy torch._C._autograd._enable_profiler_legacy
         torch._C._profiler.ActiveProfilerType.LEGACY torch._C._profiler._ExperimentalConfig
+        torch._C._profiler.ProfilerConfig torch._C._profiler.ProfilerState.CPU
         torch.autograd.profiler._is_profiler_enabled torch.autograd.profiler_legacy._parse_legacy_records
         torch.autograd.profiler.record_function._call_end_callbacks_on_future
         torch.autograd.profiler_util.EventList._build_tree""",

@@ -66,6 +66,7 @@ from rpcbench.cells.output import SHOWN, CellKey, CellStream, Notice, OutputStre
 from rpcbench.cells.stdin import ANSWER, Stdin
 from rpcbench.cells.widgets import COMM, WorkerComms
 from rpcbench.runtime.current import caller_id, current_agent
+from rpcbench.runtime.operator_profile import measured_allocations
 from rpcbench.runtime.publisher import Health
 from rpcbench.runtime.server import end_fork
 from rpcbench.wire.messages import Origin
@@ -265,7 +266,8 @@ class CellRunner:
         if self.shell is None:
             self.shell = WorkerShell.start_worker_shell(self._agent.name, self.output_stream)
             self.cell_messages.install_hooks(self.shell)
-        outcome = await self.shell.execute_worker_cell(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
+        with measured_allocations(self._agent):
+            outcome = await self.shell.execute_worker_cell(cell.code, cell.push, (*cell.want, *cell.leave), cell.value)
         if outcome.error is None:
             outcome.values.update((name, RRef(outcome.values[name])) for name in cell.leave)
         return outcome

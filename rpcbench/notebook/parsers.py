@@ -192,6 +192,7 @@ def profile_line() -> MagicParser:
     """Return the parser of the options that `%%profile` has beside those of `%%remote`."""
     line = MagicParser("%%profile")
     line.add_argument("--save", metavar="file")
+    line.add_argument("--memory", action="store_true")
     return line
 
 

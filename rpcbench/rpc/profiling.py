@@ -12,6 +12,7 @@ from torch.jit._builtins import _find_builtin
 
 from rpcbench.base.futures import Future, make_future
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.operator_memory import measures_allocations
 from rpcbench.runtime.requests import function_label
 
 enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
@@ -37,7 +38,7 @@ def _build_rpc_profiling_key(
 
 def _get_should_profile() -> bool:
     """Return whether the legacy profiler records this thread."""
-    return enabled() and torch._C._autograd._profiler_type() == _LEGACY
+    return enabled() and torch._C._autograd._profiler_type() == _LEGACY and not measures_allocations()
 
 
 Until = Callable[[Future[Any]], Future[Any]]

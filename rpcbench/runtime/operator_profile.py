@@ -7,7 +7,8 @@ Another member begins and ends it by calls, which pool threads run, so it works 
 - A process has one profile at a time. It ends without a result when the member that began it leaves.
 """
 # torch reports allocations only to the thread that started a profiler, and only without `profile_all_threads`. So the
-# memory is that of the process, which a thread samples, and of torch on its GPUs.
+# memory is that of the process, which a thread samples, and of torch on its GPUs; bytes by operator, on request, come
+# from a second profiler in each thread (`runtime/operator_memory.py`).
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from rpcbench.base.errors import RpcError
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
+from rpcbench.runtime.operator_memory import UNKNOWN_BLOCK, AllocationMeter, leave_block
 
 KEPT = 100_000  # operators of a member
 SAMPLE_SECONDS = 0.01  # between two samples of memory, at first
@@ -72,11 +74,12 @@ class MemberProfile(NamedTuple):
     sums: list[OperatorSum]
     memory: list[tuple[float, dict[str, int]]]  # time; bytes of the process, and of torch on each GPU
     left_out: int = 0  # operators, the shortest ones
+    allocated: dict[str, int] | None = None  # bytes by operator; None if nobody asked for them
 
 
-def begin_profile(owner: int, number: int) -> None:
+def begin_profile(owner: int, number: int, allocations: bool = False) -> None:
     """Begin the profile `number` of the member `owner` in this process. RpcError if another one runs here."""
-    current.current_agent().part(OperatorProfiler).begin_profile(owner, number)
+    current.current_agent().part(OperatorProfiler).begin_profile(owner, number, allocations)
 
 
 def end_profile(owner: int, number: int) -> MemberProfile:
@@ -89,6 +92,12 @@ def is_profiled(agent: Agent | None) -> bool:
     return agent is not None and agent.part(OperatorProfiler).is_running
 
 
+def measured_allocations(agent: Agent) -> contextlib.AbstractContextManager[None]:
+    """Count what operators of this thread allocate meanwhile, if a profile of this process asks for that."""
+    profiler = agent.part(OperatorProfiler) if agent.has(OperatorProfiler) else None
+    return contextlib.nullcontext() if profiler is None else profiler.measured_block()
+
+
 class OperatorProfiler:
     """The profile that runs in this process, if any. One for each agent: `agent.part(OperatorProfiler)`."""
 
@@ -97,6 +106,8 @@ class OperatorProfiler:
         self._lock = threading.Lock()  # guards `_running`; held while torch's profiler starts and stops
         self._running: tuple[int, int, _Session] | None = None  # owner, number
         self._ended: dict[int, int] = {}  # by owner: the last number that it has ended
+        self._meter: AllocationMeter | None = None  # of the profile that runs, if it asks for allocations
+        self._around = agent.hooks.around
         agent.on_member(self._member_changed)
         agent.hooks.on_end.append(self._agent_stopped)
 
@@ -105,8 +116,14 @@ class OperatorProfiler:
         """Whether a profile runs."""
         return self._running is not None
 
-    def begin_profile(self, owner: int, number: int) -> None:
+    def measured_block(self) -> contextlib.AbstractContextManager[None]:
+        """Count what operators of this thread allocate meanwhile, if the profile that runs asks for that."""
+        meter = self._meter
+        return contextlib.nullcontext() if meter is None else meter.measured_block()
+
+    def begin_profile(self, owner: int, number: int, allocations: bool) -> None:
         """Begin a profile, in place of an earlier one of the same owner, whose end was interrupted."""
+        leave_block()  # the call that runs this may be in one of that earlier profile
         with self._lock:
             if number == self._ended.get(owner):  # after Ctrl-C there the end can come first
                 raise RpcError(f"the profile of {self._name} has ended before it began")
@@ -116,16 +133,26 @@ class OperatorProfiler:
                 raise RpcError(f"{self._name} is being profiled by another member: wait until that has ended")
             if torch_profiler._is_profiler_enabled or _profiler_enabled():
                 raise RpcError(f"a profiler of torch runs on {self._name} already: end it first")
+            meter = None
+            if allocations:
+                with _without_notices():
+                    meter = AllocationMeter()
             self._running = owner, number, _Session()
+            self._meter = meter
+            if allocations and self.measured_block not in self._around:
+                self._around.append(self.measured_block)  # for good: a call may be about to enter it
 
     def end_profile(self, owner: int, number: int) -> MemberProfile:
         """End a profile and return it."""
+        leave_block()
         with self._lock:
             self._ended[owner] = number
             if self._running is None or self._running[:2] != (owner, number):
                 raise RpcError(f"the profile of {self._name} was ended before its time")
             session, self._running = self._running[2], None
-            return session.collect_profile()
+            meter, self._meter = self._meter, None
+            made = session.collect_profile()
+            return made if meter is None else made._replace(allocated=meter.collect_sums())
 
     def _member_changed(self, kind: str, who: WorkerInfo, _reason: str) -> None:
         with self._lock:
@@ -141,7 +168,7 @@ class OperatorProfiler:
 
     def _discard_profile(self) -> None:
         if self._running is not None:
-            session, self._running = self._running[2], None
+            session, self._running, self._meter = self._running[2], None, None
             session.stop_profiling()
 
 
@@ -153,7 +180,7 @@ class _Session:
         device = "cuda" if torch.cuda.is_available() else None
         self._profiler = _profile(use_kineto=True, use_device=device, experimental_config=everywhere)
         self._ahead = _clock_offset()
-        with _without_notice():
+        with _without_notices():
             self._profiler.__enter__()
         self._memory = _MemorySampler()
 
@@ -265,15 +292,15 @@ class _MemorySampler:
         self.samples.append((time.monotonic(), found))
 
 
-_NOTICE = b"External init callback must run in same thread"
+_NOTICES = b"External init callback must run in same thread", UNKNOWN_BLOCK
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
 @contextlib.contextmanager
-def _without_notice() -> Iterator[None]:
-    """Keep a notice of torch off the error output; all else that is written there meanwhile is written afterwards."""
-    # libkineto prints it, once in a process, where another thread than the one that loaded torch starts the profiler;
-    # it matters for MTIA devices only. Then, too, it reads whether to report each start and stop there.
+def _without_notices() -> Iterator[None]:
+    """Keep notices of torch off the error output; all else that is written there meanwhile is written afterwards."""
+    # libkineto prints the first, once in a process, where another thread than the one that loaded torch starts the
+    # profiler; it matters for MTIA devices only. Then, too, it reads whether to report each start and stop there.
     unset = _LEVEL not in os.environ
     os.environ.setdefault(_LEVEL, "99")
     kept = os.dup(2)
@@ -288,5 +315,5 @@ def _without_notice() -> Iterator[None]:
                 del os.environ[_LEVEL]
             meanwhile.seek(0)
             for line in meanwhile:
-                if _NOTICE not in line:
+                if not any(notice in line for notice in _NOTICES):
                     os.write(2, line)

@@ -187,7 +187,7 @@ def test_words_of_a_line():
     assert words.words_after("%%remote", ["worker1", "-i"]) == []
     assert words.words_after("%%remote", ["worker1"]) == ["all", "some", *options(remote_line())]
     assert words.words_after("%%trace", ["worker1", "-i", "a"]) == ["all", "some", *options(remote_line())[1:]]
-    assert words.words_after("%%profile", []) == [*words.words_after("%%remote", []), "--save", "notebook"]
+    assert words.words_after("%%profile", []) == [*words.words_after("%%remote", []), "--save", "--memory", "notebook"]
     assert words.words_after("%%remote", ["worker1", "-i"], "a,x:s") == ["a,x:scatter"]
     assert words.words_after("%%remote", ["worker1", "-o"], "y:") == ["y:cat", "y:stack", "y:list", "y:sum"]
     assert (

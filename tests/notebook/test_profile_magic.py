@@ -17,7 +17,8 @@ def test_a_cell_here_is_profiled_here(kernel):
     for line in ("%%profile", "%%profile notebook"):
         reply = kernel.run(f"{line}\n{MM}")
         assert (reply.status, reply.text) == ("ok", "")
-        assert "aten::mm" in reply.results[-1]["text/html"] and "aten::mm" in reply.results[-1]["text/plain"]
+        assert all("aten::mm" in reply.results[-1][kind] for kind in ("text/html", "text/plain"))
+        assert reply.results[-1]["text/plain"].startswith("Wall time ")
         assert kernel.value(CALLS) == "(1, ['notebook'])"
 
 
@@ -29,6 +30,13 @@ def test_a_cell_on_workers_is_profiled_there_and_saved(kernel, tmp_path):
     saved = json.loads(file.read_text())["traceEvents"]
     assert [e["pid"] for e in saved if e["ph"] == "X" and e["name"] == "aten::mm"] == [2]
     assert "this cell" in {e["name"] for e in saved if e["ph"] == "b"}
+
+
+def test_memory_is_counted_by_operator_where_it_is_asked_for(kernel):
+    for line, known in (("--memory", 256), ("worker1 --memory", 256), ("worker1", None)):
+        assert kernel.run(f"%%profile {line}\n{MM}").text == ""
+        found = kernel.value("[row['allocated'] for row in _.table().rows if row['operator'] == 'aten::mm']")
+        assert found == f"[{known}]"
 
 
 def test_all_is_also_the_notebook(kernel):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -121,6 +123,7 @@ def made_of(clock: ClockOffset = SHARED, left_out: int = 0, **members: list[Oper
     seen.world = {id_: member(id_, name, clock) for id_, name in enumerate(members)}
     seen.complete = True
     found = Profile(seen)
+    found.seconds = 2.5
     memory = [(1.0, {"process": 100 << 20}), (2.0, {"process": 400 << 20}), (3.0, {"process": 300 << 20})]
     for name, each in members.items():
         found.members[name] = MemberProfile(each, sum_operators(each), memory, left_out)
@@ -153,7 +156,40 @@ def test_the_table_of_workers_has_their_memory() -> None:
         ("worker2", 2, {"CPU": 2.25}), ("worker1", 3, {"CPU": 1.25}),
     ]  # fmt: skip
     assert {(row["memory"], row["peak"], row["growth"]) for row in table.rows} == {(300 << 20, 400 << 20, 200 << 20)}
-    assert "+200.0 MB" in table._repr_html_()
+    assert [row["busy"] for row in table.rows] == [{"CPU": 0.9}, {"CPU": 0.5}]
+    assert "+210 MB" in table._repr_html_() and "+210 MB" in repr(table)
+    assert " ".join(repr(table).splitlines()[1].split()) == "worker2 2 2250.000 ms 90 % 315 MB 419 MB +210 MB"
+
+
+def test_the_head_has_the_wall_time_and_how_busy_each_member_was_in_it() -> None:
+    busy, memory = two().head
+    assert busy == "Wall time 2.50 s. In operators: worker1 50 %, worker2 90 %."
+    assert memory == "Peak memory (growth): worker1 419 MB (+315 MB), worker2 419 MB (+315 MB)."
+    beside = made_of(worker1=[op("mm", 0.0, 2.0), op("mm", 0.0, 2.0, "pool"), op("k", 0.0, 1.0, "s", device="CUDA")])
+    assert beside.head[0] == "Wall time 2.50 s. In operators: worker1 160 %, CUDA 40 %."
+    beside.seconds = 0.0  # its block runs
+    assert beside.head[0].endswith("worker1 ?.") and made_of().head == []
+
+
+def test_bytes_have_a_column_where_they_were_asked_for() -> None:
+    made = two()
+    assert "allocated" not in repr(made) and {row["allocated"] for row in made.table().rows} == {None}
+    made.members["worker1"] = made.members["worker1"]._replace(allocated={"mm": 3_000_000, "other": 5})
+    head, add, mm = (" ".join(line.split()) for line in repr(made.table()).splitlines())
+    assert head == "operator calls self share total allocated worker1 worker2"
+    assert "ms 250.000 ms" in add and " 3.0 MB " in mm and "3.0 MB" in made._repr_html_()
+    assert [row["allocated"] for row in made.table().rows] == [None, 3_000_000]
+
+
+def test_a_table_in_html_has_the_columns_of_the_text_and_a_bar_for_each_share() -> None:
+    made = two()
+    shown = made._repr_html_()
+    assert re.findall("width:([0-9.]+)px;height", shown) == ["51.4", "28.6"]  # of 80, for 64.3 % and 35.7 %
+    cells = [re.findall("<t[dh][^>]*>(.*?)</t[dh]>", row) for row in re.findall("<tr>(.*?)</tr>", shown)]
+    texts = [[cell for n, cell in enumerate(row) if n != 1] for row in cells]  # without the bars
+    lines = [re.split(" {2,}", line) for line in repr(made.table()).splitlines()]
+    assert texts == lines and all(line in html.unescape(shown) for line in made.head)
+    assert "Python between operators is in none" in shown and "Python between operators is in none" in repr(made)
 
 
 def test_time_on_a_gpu_is_apart() -> None:
@@ -199,12 +235,12 @@ def test_a_profile_shows_its_longest_operators_and_says_how_many_more_there_are(
     many = made_of(left_out=4, worker1=[op(f"op{n}", float(n), 0.5 - 0.001 * n) for n in range(SHOWN + 3)])
     many.missing["worker2"] = "it was <lost>"
     lines = repr(many).splitlines()
-    assert lines[1].startswith("op0 ") and lines[SHOWN + 1 :] == [
-        "… and 3 more operators in .table()",
+    assert lines[3].startswith("op0 ") and lines[SHOWN + 3 : -1] == [
+        "… and 3 more operators: 1452.000 ms, in .table()",
         "worker2 is missing: it was <lost>",
         "the file lacks 4 operators of worker1, the shortest",
     ]
-    assert repr(made_of(worker1=[])).splitlines()[1:] == ["no operator of torch ran"]
+    assert repr(made_of(worker1=[])).splitlines()[3:] == ["no operator of torch ran"]
     assert "it was &lt;lost&gt;" in many._repr_html_() and not many.complete
     assert many.trace()["otherData"] == {
         "left_out": {}, "operators_left_out": {"worker1": 4}, "missing": {"worker2": "it was <lost>"},
@@ -296,6 +332,25 @@ def test_steps_of_a_pipeline_have_their_operators(cluster: rpcbench.Cluster) -> 
         ]  # fmt: skip
         assert len(inside) == 1
         assert events(found, "X", pid=pid, name="AddmmBackward0")
+
+
+@pytest.mark.process
+def test_bytes_are_those_of_cells_calls_and_the_block(cluster: rpcbench.Cluster) -> None:
+    cell = "import torch\n_ = torch.ones(100, 100).cumsum(0)"
+    cluster.run("worker1", cell)
+    with profile("all", memory=True) as made:
+        cluster.run("worker1", cell)
+        rpc.rpc_sync("worker2", torch.zeros, (50, 50))
+        held = torch.eye(10)
+    rows = {row["operator"]: row for row in made.table().rows}
+    assert made.complete and rows["aten::cumsum"]["allocated"] == 40_000 and rows["aten::zeros"]["allocated"] == 10_000
+    assert rows["aten::eye"]["allocated"] == 4 * held.numel()
+    assert not [name for name in rows if name.startswith("rpc_")]  # the second profiler must not record calls
+    busy = {row["worker"]: row["busy"]["CPU"] for row in made.table("worker").rows}
+    assert [*made.members] == sorted(busy) and all(0 < share < 1 for share in busy.values())
+    with profile("all") as made:
+        cluster.run("worker1", cell)
+    assert {row["allocated"] for row in made.table().rows} == {None}
 
 
 @pytest.mark.process
