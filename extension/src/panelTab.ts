@@ -1,18 +1,16 @@
 // A tab with live panels of one notebook: one panel, or several as a board.
-// The kernel creates the widgets and sends their MIME bundles. The notebook's own renderers draw them, as only they know the
-// widgets of that kernel.
 // Guarantees: the tab closes with its notebook, and the kernel closes the panels when the tab closes. While no workers run, the
-// tab says so, offers to start some, and keeps the last picture; it asks for its panels again once workers run.
+// tab says so, offers to start some, and keeps the last picture; it asks for its panels again once workers run. The tab's title
+// begins with the panel's name, and has a mark while another notebook is in front; the tab says whose it is if others have one.
 
 import { MainAreaWidget } from '@jupyterlab/apputils';
-import type { IMimeBundle } from '@jupyterlab/nbformat';
+import { PathExt } from '@jupyterlab/coreutils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { OutputAreaModel, SimplifiedOutputArea } from '@jupyterlab/outputarea';
 import { UUID } from '@lumino/coreutils';
 import { Panel, Widget } from '@lumino/widgets';
 
-import { KernelComm } from './comm';
 import { rpcbenchIcon } from './icons';
+import { Part } from './part';
 import type { KernelSession } from './session';
 import type { KernelSessions } from './sessions';
 import { current, DASHBOARD, STRINGS } from './strings';
@@ -33,6 +31,10 @@ export class PanelTab extends MainAreaWidget<Panel> {
     this.title.closable = true;
     this.content.addClass('rbx-board');
     this.content.toggleClass('rbx-dashboard', name === DASHBOARD);
+    this._owner.className = 'rbx-owner';
+    this._owner.hidden = true;
+    this._owner.addEventListener('click', () => openNotebook(this.path));
+    this.content.addWidget(new Widget({ node: this._owner }));
     this.content.addWidget(this._note = new TabNote(this, openNotebook));
     this._parts = (name === DASHBOARD ? BOARD : [name]).map(one => new Part(one));
     this._parts.forEach(part => this.content.addWidget(part));
@@ -69,6 +71,13 @@ export class PanelTab extends MainAreaWidget<Panel> {
     return this._parts.some(part => part.isDrawn);
   }
 
+  /** Mark a tab whose notebook is not in front, and say whose it is if notebooks `share` the page. */
+  mark(isOther: boolean, share: boolean): void {
+    this._isOther = isOther;
+    this._owner.hidden = !share;
+    this._drawTitle();
+  }
+
   private _connect(): void {
     const notebook = this._sessions.find(this._path);
     if (notebook && !this._notebook) {
@@ -82,8 +91,15 @@ export class PanelTab extends MainAreaWidget<Panel> {
   }
 
   private _drawTitle(): void {
-    this.title.label = STRINGS.panels.tab(this.name, this.path.split('/').at(-1) ?? '');
-    this.title.caption = STRINGS.panels.caption(this.name, this.path);
+    const words = STRINGS.panels;
+    const file = PathExt.basename(this.path);
+    const cluster = this.session?.state?.clusters.find(({ number }) => number === this._cluster)?.name ?? '';
+    const caption = [words.caption(this.name, this.path, cluster), ...(this._isOther ? [words.other(file)] : [])];
+    this.title.label = words.tab(this.name, PathExt.basename(file, PathExt.extname(file)));
+    this.title.caption = caption.join('\n');
+    this.title.className = this._isOther ? 'rbx-tab-title rbx-other' : 'rbx-tab-title';
+    this._owner.textContent = file;
+    this._owner.title = words.owner(this.path);
   }
 
   /** Ask for panels of the current cluster, and again once that one is gone and another one runs. */
@@ -98,84 +114,17 @@ export class PanelTab extends MainAreaWidget<Panel> {
     if (session && notebook && this._cluster !== undefined && state) {
       this._parts.forEach(part => part.ask(session, notebook));
     }
+    this._drawTitle();
     this._note.update();
   }
 
   private readonly _path: string;
   private readonly _sessions: KernelSessions;
+  private readonly _owner = document.createElement('button');
   private readonly _note: TabNote;
   private readonly _parts: Part[];
   private _notebook: NotebookPanel | null = null;
   private _cluster: number | undefined; // the number of the one that the panels are of
   private _isRestored = false;
-}
-
-/** The place of one panel. */
-export class Part extends Panel {
-  constructor(name: string) {
-    super();
-    this._name = name;
-    this.addClass('rbx-part');
-    this.node.dataset['panel'] = name;
-  }
-
-  get isDrawn(): boolean {
-    return this._output !== null;
-  }
-
-  /** Ask the kernel for the panel, unless it has been asked since the last `expire`. */
-  ask(session: KernelSession, notebook: NotebookPanel): void {
-    if (!this._isExpired || !session.kernel) {
-      return;
-    }
-    this._isExpired = false;
-    this._comm?.close();
-    this._comm = new KernelComm(session.kernel, {
-      isPanel: true,
-      onMessage: data => this._draw(notebook, data['bundle'] as IMimeBundle),
-      onEnd: data => this._onEnd(data)
-    });
-    void this._comm.open({ do: 'panel', name: this._name });
-  }
-
-  /** Ask again at the next opportunity; until then the picture stays. */
-  expire(): void {
-    this._isExpired = true;
-  }
-
-  override dispose(): void {
-    this._comm?.close();
-    this._comm = null;
-    super.dispose();
-  }
-
-  private _draw(notebook: NotebookPanel, bundle: IMimeBundle): void {
-    const model = new OutputAreaModel({ trusted: true });
-    this._put(new SimplifiedOutputArea({ model, rendermime: notebook.content.rendermime }));
-    model.add({ output_type: 'display_data', data: bundle, metadata: {} });
-  }
-
-  private _onEnd({ error, gone }: { error?: unknown; gone?: unknown }): void {
-    this._comm = null;
-    if (typeof error === 'string' && !gone) {
-      const text = document.createElement('p');
-      text.className = 'rbx-bad';
-      text.setAttribute('role', 'alert');
-      text.textContent = `${this._name}: ${error}`;
-      this._put(new Widget({ node: text }));
-    } else {
-      this.expire();
-    }
-  }
-
-  private _put(output: Widget): void {
-    this._output?.dispose();
-    this._output = output;
-    this.addWidget(output);
-  }
-
-  private readonly _name: string;
-  private _comm: KernelComm | null = null;
-  private _output: Widget | null = null;
-  private _isExpired = true;
+  private _isOther = false;
 }

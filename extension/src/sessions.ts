@@ -12,6 +12,7 @@ export class KernelSessions {
   constructor(tracker: INotebookTracker) {
     this._tracker = tracker;
     tracker.currentChanged.connect(this._onCurrent, this);
+    tracker.widgetAdded.connect((_, panel) => panel.disposed.connect(() => this.anyChanged.emit()));
     NotebookActions.executed.connect((_, { notebook, cell }) => {
       const panel = tracker.find(one => one.content === notebook);
       if (panel && cell.model.sharedModel.source.includes('rpcbench')) {
@@ -23,6 +24,9 @@ export class KernelSessions {
 
   /** The current notebook, or something in its session, has changed. */
   readonly changed = new Signal<this, void>(this);
+
+  /** The current notebook, or the session of any notebook, has changed, or a notebook has been closed. */
+  readonly anyChanged = new Signal<this, void>(this);
 
   /** A notebook has been opened. */
   get opened(): ISignal<unknown, NotebookPanel> {
@@ -42,6 +46,11 @@ export class KernelSessions {
     return this.notebook && this.forPanel(this.notebook);
   }
 
+  /** The open notebooks with a cluster. */
+  get withClusters(): NotebookPanel[] {
+    return this._tracker.filter(one => !one.isDisposed && Boolean(this._known.get(one)?.state?.clusters.length));
+  }
+
   /** Return the notebook's session; make it at the first call. */
   forPanel(panel: NotebookPanel): KernelSession {
     const known = this._known.get(panel);
@@ -50,7 +59,12 @@ export class KernelSessions {
     }
     const session = new KernelSession(panel.sessionContext);
     this._known.set(panel, session);
-    session.changed.connect(() => session === this.current && this.changed.emit());
+    session.changed.connect(() => {
+      if (session === this.current) {
+        this.changed.emit();
+      }
+      this.anyChanged.emit();
+    });
     panel.disposed.connect(() => session.dispose());
     return session;
   }
@@ -63,6 +77,7 @@ export class KernelSessions {
 
   private _onCurrent(): void {
     this.changed.emit();
+    this.anyChanged.emit();
   }
 
   private readonly _tracker: INotebookTracker;

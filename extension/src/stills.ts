@@ -4,7 +4,7 @@
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { Widget } from '@lumino/widgets';
 
-import { Part } from './panelTab';
+import { Part } from './part';
 import type { KernelSession } from './session';
 import { STRINGS } from './strings';
 

@@ -193,7 +193,12 @@ export const STRINGS = {
     dashboardTip: 'Workers, pipeline, autograd and messages as one board beside the notebook',
     tip: (name: string) => `Open the panel ${name} in a tab`,
     tab: (name: string, notebook: string) => `${name}: ${notebook}`,
-    caption: (name: string, path: string) => `The panel ${name} of ${path}`,
+    /** The tooltip of a tab; `cluster` is empty while none runs. */
+    caption: (name: string, path: string, cluster: string) =>
+      `The panel ${name} of ${path}${cluster ? `, cluster ${cluster}` : ''}`,
+    other: (notebook: string) => `of another notebook: ${notebook}`,
+    owner: (notebook: string) => `These are the panels of ${notebook}. A click shows it.`,
+    loading: (name: string) => `Loading ${name}…`,
     note: 'About this tab',
     waitsForNotebook: (path: string) => `Waiting for ${path}…`,
     notebookClosed: (path: string) => `${path} is not open.`,

@@ -28,6 +28,7 @@ export class PanelTabs {
       name: ({ name, path }) => `${name}:${path}`
     });
     void app.restored.then(() => this._tracker.forEach(tab => (tab.isRestored = true)));
+    sessions.anyChanged.connect(this._markAll, this);
   }
 
   /** Show the panel `name` of a notebook, or its dashboard. */
@@ -63,8 +64,23 @@ export class PanelTabs {
     const open = (notebook: string) => void this._app.commands.execute('docmanager:open', { path: notebook });
     const tab = new PanelTab(name, path, this._sessions, open);
     void this._tracker.add(tab);
-    tab.title.changed.connect(() => void this._tracker.save(tab)); // the notebook has another path
+    let saved = path;
+    tab.title.changed.connect(() => {
+      if (saved !== tab.path) { // the notebook has another path
+        saved = tab.path;
+        void this._tracker.save(tab);
+      }
+    });
+    tab.disposed.connect(this._markAll, this);
+    this._markAll();
     return tab;
+  }
+
+  private _markAll(): void {
+    const tabs = this._tracker.filter(tab => !tab.isDisposed);
+    const share = new Set([...this._sessions.withClusters.map(({ context }) => context.path), ...tabs.map(({ path }) => path)]);
+    const front = this._sessions.notebook?.context.path;
+    tabs.forEach(tab => tab.mark(front !== undefined && tab.path !== front, share.size > 1));
   }
 
   private readonly _app: JupyterFrontEnd;

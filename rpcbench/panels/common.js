@@ -394,6 +394,7 @@ const panel = (name, title, build) => () => {
         frame.problem.textContent = problem ? `This panel stopped: ${problem}. Run its cell again.` : "";
         frame.showState(state());
         const view = frame.state.kind === "paused" ? paused : live.view;
+        if (live.version > 0 || problem) frame.root.classList.add("rb-drawn"); // JupyterLab's extension waits for it
         if (live.version > 0 && frame.body.clientWidth > 0) draw(view, Math.max(360, frame.body.clientWidth));
         frame.lock();
       };

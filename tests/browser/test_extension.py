@@ -164,7 +164,7 @@ def _panels_while_a_cell_runs(notebook, side):
     tab.first.wait_for()
     assert tab.count() == 3 and code.bounding_box() == half and tab.first.bounding_box() == first
     for name in ("workers", "messages"):
-        close(page, f"{name}: bench.ipynb")
+        close(page, f"{name}: bench")
     assert notebook.cell("'waits'").locator(".jp-InputPrompt").inner_text() == "[*]:"
 
 
@@ -207,7 +207,7 @@ def _change_the_number(side):
 
 
 def _stop(notebook, side):
-    close(notebook.page, "rrefs: bench.ipynb")
+    close(notebook.page, "rrefs: bench")
     notebook.page.locator(".rbx-tab").wait_for(state="detached")
     side.get_by_role("button", name="Stop main").click()
     notebook.page.get_by_role("button", name="Stop", exact=True).click()
@@ -289,7 +289,7 @@ def _stop_and_start_with_a_dashboard(notebook):
 
 def _open_a_dashboard_where_it_is_narrow(notebook):
     page, board = notebook.page, notebook.page.locator(".rbx-board")
-    close(page, "dashboard: board.ipynb")
+    close(page, "dashboard: board")
     board.wait_for(state="detached")
     page.set_viewport_size({"width": 1000, "height": 800})
     page.get_by_role("button", name="Dashboard", exact=True).click()

@@ -1,4 +1,4 @@
-"use strict";(self.rspackChunkjupyter_rpcbench=self.rspackChunkjupyter_rpcbench||[]).push([[266],{22(r,o,e){var a=e(23),t=e.n(a),n=e(24),i=(e.n(n))()(t());i.push([r.id,`/* All colours are JupyterLab's own, so every theme works. A shape and a word show each state besides its colour. Classes begin
+"use strict";(self.rspackChunkjupyter_rpcbench=self.rspackChunkjupyter_rpcbench||[]).push([[266],{22(r,o,e){var a=e(23),t=e.n(a),i=e(24),n=(e.n(i))()(t());n.push([r.id,`/* All colours are JupyterLab's own, so every theme works. A shape and a word show each state besides its colour. Classes begin
    with \`rbx-\`: \`rb-\` is for panels, which have styles of their own in the same page. */
 .rbx-sidebar {
   display: flex;
@@ -314,6 +314,71 @@
 .rbx-part > .rbx-bad {
   padding: 8px;
 }
+/* A panel that loads: its frame has its size already, and is not seen. */
+.rbx-loads:empty {
+  display: none;
+}
+.rbx-loads {
+  margin: 0;
+  padding: 8px;
+  color: var(--jp-ui-font-color2);
+  font-size: var(--jp-ui-font-size1);
+}
+.rbx-loading > :not(.rbx-loads) {
+  visibility: hidden;
+}
+/* Whose panels these are. */
+.rbx-owner {
+  grid-column: 1 / -1;
+  justify-self: start;
+  max-width: 100%;
+  padding: 0 8px;
+  border: var(--jp-border-width) solid var(--jp-border-color1);
+  border-radius: 9px;
+  background: var(--jp-layout-color2);
+  color: var(--jp-ui-font-color1);
+  font-family: inherit;
+  font-size: var(--jp-ui-font-size1);
+  line-height: 18px;
+  text-overflow: ellipsis;
+  white-space: nowrap;
+  overflow: hidden;
+  cursor: pointer;
+}
+/* The title of a tab. A narrow one shows as much of the panel's name as fits: no icon, no dots, no cross without the mouse. */
+.lm-TabBar-tab.rbx-tab-title {
+  container-type: inline-size;
+}
+@container (max-width: 130px) {
+  .rbx-tab-title .lm-TabBar-tabIcon {
+    display: none;
+  }
+  .rbx-tab-title .lm-TabBar-tabLabel {
+    text-overflow: clip;
+  }
+}
+@container (max-width: 70px) {
+  .rbx-tab-title:not(:hover, .lm-mod-current) .lm-TabBar-tabCloseIcon {
+    display: none;
+  }
+}
+/* A tab of another notebook than the one in front. */
+.rbx-other .lm-TabBar-tabLabel {
+  color: var(--jp-ui-font-color2);
+}
+.rbx-other .lm-TabBar-tabLabel::before {
+  display: inline-block;
+  width: 5px;
+  height: 5px;
+  margin-right: 4px;
+  border: 1.5px solid var(--jp-ui-font-color2);
+  border-radius: 50%;
+  vertical-align: 1px;
+  content: '';
+}
+.rbx-other .lm-TabBar-tabIcon {
+  opacity: 0.45;
+}
 .rbx-start-page {
   overflow: auto;
   background: var(--jp-layout-color1);
@@ -421,8 +486,9 @@
 .rbx-new:focus-visible,
 .rbx-card:focus-visible,
 .rbx-chip:focus-visible,
+.rbx-owner:focus-visible,
 .rbx-note :focus-visible {
   outline: 2px solid var(--jp-brand-color1);
   outline-offset: 2px;
 }
-`,""]),e.d(o,{},{A:i})},24(r){r.exports=function(r){var o=[];return o.toString=function(){return this.map(function(o){var e="",a=void 0!==o[5];return o[4]&&(e+="@supports (".concat(o[4],") {")),o[2]&&(e+="@media ".concat(o[2]," {")),a&&(e+="@layer".concat(o[5].length>0?" ".concat(o[5]):""," {")),e+=r(o),a&&(e+="}"),o[2]&&(e+="}"),o[4]&&(e+="}"),e}).join("")},o.i=function(r,e,a,t,n){"string"==typeof r&&(r=[[null,r,void 0]]);var i={};if(a)for(var p=0;p<this.length;p++){var l=this[p][0];null!=l&&(i[l]=!0)}for(var s=0;s<r.length;s++){var d=[].concat(r[s]);a&&i[d[0]]||(void 0!==n&&(void 0===d[5]||(d[1]="@layer".concat(d[5].length>0?" ".concat(d[5]):""," {").concat(d[1],"}")),d[5]=n),e&&(d[2]&&(d[1]="@media ".concat(d[2]," {").concat(d[1],"}")),d[2]=e),t&&(d[4]?(d[1]="@supports (".concat(d[4],") {").concat(d[1],"}"),d[4]=t):d[4]="".concat(t)),o.push(d))}},o}},23(r){r.exports=function(r){return r[1]}},15(r,o,e){e.r(o);var a=e(16),t=e.n(a),n=e(17),i=e.n(n),p=e(18),l=e.n(p),s=e(19),d=e.n(s),c=e(20),b=e.n(c),x=e(21),u=e.n(x),f=e(22),h={};h.styleTagTransform=u(),h.setAttributes=d(),h.insert=l().bind(null,"head"),h.domAPI=i(),h.insertStyleElement=b(),t()(f.A,h);let v=f.A&&f.A.locals?f.A.locals:void 0;e.d(o,{},{default:v})},16(r){var o=[];function e(r){for(var e=-1,a=0;a<o.length;a++)if(o[a].identifier===r){e=a;break}return e}function a(r,a){for(var t={},n=[],i=0;i<r.length;i++){var p=r[i],l=a.base?p[0]+a.base:p[0],s=t[l]||0,d="".concat(l," ").concat(s);t[l]=s+1;var c=e(d),b={css:p[1],media:p[2],sourceMap:p[3],supports:p[4],layer:p[5]};if(-1!==c)o[c].references++,o[c].updater(b);else{var x=function(r,o){var e=o.domAPI(o);return e.update(r),function(o){o?(o.css!==r.css||o.media!==r.media||o.sourceMap!==r.sourceMap||o.supports!==r.supports||o.layer!==r.layer)&&e.update(r=o):e.remove()}}(b,a);a.byIndex=i,o.splice(i,0,{identifier:d,updater:x,references:1})}n.push(d)}return n}r.exports=function(r,t){var n=a(r=r||[],t=t||{});return function(r){r=r||[];for(var i=0;i<n.length;i++){var p=e(n[i]);o[p].references--}for(var l=a(r,t),s=0;s<n.length;s++){var d=e(n[s]);0===o[d].references&&(o[d].updater(),o.splice(d,1))}n=l}}},18(r){var o={};r.exports=function(r,e){var a=function(r){if(void 0===o[r]){var e=document.querySelector(r);if(window.HTMLIFrameElement&&e instanceof window.HTMLIFrameElement)try{e=e.contentDocument.head}catch(r){e=null}o[r]=e}return o[r]}(r);if(!a)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");a.appendChild(e)}},20(r){r.exports=function(r){var o=document.createElement("style");return r.setAttributes(o,r.attributes),r.insert(o,r.options),o}},19(r,o,e){r.exports=function(r){var o=e.nc;o&&r.setAttribute("nonce",o)}},17(r){r.exports=function(r){if("u"<typeof document)return{update:function(){},remove:function(){}};var o=r.insertStyleElement(r);return{update:function(e){var a,t,n;a="",e.supports&&(a+="@supports (".concat(e.supports,") {")),e.media&&(a+="@media ".concat(e.media," {")),(t=void 0!==e.layer)&&(a+="@layer".concat(e.layer.length>0?" ".concat(e.layer):""," {")),a+=e.css,t&&(a+="}"),e.media&&(a+="}"),e.supports&&(a+="}"),(n=e.sourceMap)&&"u">typeof btoa&&(a+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(n))))," */")),r.styleTagTransform(a,o,r.options)},remove:function(){var r;null===(r=o).parentNode||r.parentNode.removeChild(r)}}}},21(r){r.exports=function(r,o){if(o.styleSheet)o.styleSheet.cssText=r;else{for(;o.firstChild;)o.removeChild(o.firstChild);o.appendChild(document.createTextNode(r))}}}}]);
+`,""]),e.d(o,{},{A:n})},24(r){r.exports=function(r){var o=[];return o.toString=function(){return this.map(function(o){var e="",a=void 0!==o[5];return o[4]&&(e+="@supports (".concat(o[4],") {")),o[2]&&(e+="@media ".concat(o[2]," {")),a&&(e+="@layer".concat(o[5].length>0?" ".concat(o[5]):""," {")),e+=r(o),a&&(e+="}"),o[2]&&(e+="}"),o[4]&&(e+="}"),e}).join("")},o.i=function(r,e,a,t,i){"string"==typeof r&&(r=[[null,r,void 0]]);var n={};if(a)for(var l=0;l<this.length;l++){var p=this[l][0];null!=p&&(n[p]=!0)}for(var s=0;s<r.length;s++){var d=[].concat(r[s]);a&&n[d[0]]||(void 0!==i&&(void 0===d[5]||(d[1]="@layer".concat(d[5].length>0?" ".concat(d[5]):""," {").concat(d[1],"}")),d[5]=i),e&&(d[2]&&(d[1]="@media ".concat(d[2]," {").concat(d[1],"}")),d[2]=e),t&&(d[4]?(d[1]="@supports (".concat(d[4],") {").concat(d[1],"}"),d[4]=t):d[4]="".concat(t)),o.push(d))}},o}},23(r){r.exports=function(r){return r[1]}},15(r,o,e){e.r(o);var a=e(16),t=e.n(a),i=e(17),n=e.n(i),l=e(18),p=e.n(l),s=e(19),d=e.n(s),c=e(20),b=e.n(c),x=e(21),u=e.n(x),f=e(22),h={};h.styleTagTransform=u(),h.setAttributes=d(),h.insert=p().bind(null,"head"),h.domAPI=n(),h.insertStyleElement=b(),t()(f.A,h);let v=f.A&&f.A.locals?f.A.locals:void 0;e.d(o,{},{default:v})},16(r){var o=[];function e(r){for(var e=-1,a=0;a<o.length;a++)if(o[a].identifier===r){e=a;break}return e}function a(r,a){for(var t={},i=[],n=0;n<r.length;n++){var l=r[n],p=a.base?l[0]+a.base:l[0],s=t[p]||0,d="".concat(p," ").concat(s);t[p]=s+1;var c=e(d),b={css:l[1],media:l[2],sourceMap:l[3],supports:l[4],layer:l[5]};if(-1!==c)o[c].references++,o[c].updater(b);else{var x=function(r,o){var e=o.domAPI(o);return e.update(r),function(o){o?(o.css!==r.css||o.media!==r.media||o.sourceMap!==r.sourceMap||o.supports!==r.supports||o.layer!==r.layer)&&e.update(r=o):e.remove()}}(b,a);a.byIndex=n,o.splice(n,0,{identifier:d,updater:x,references:1})}i.push(d)}return i}r.exports=function(r,t){var i=a(r=r||[],t=t||{});return function(r){r=r||[];for(var n=0;n<i.length;n++){var l=e(i[n]);o[l].references--}for(var p=a(r,t),s=0;s<i.length;s++){var d=e(i[s]);0===o[d].references&&(o[d].updater(),o.splice(d,1))}i=p}}},18(r){var o={};r.exports=function(r,e){var a=function(r){if(void 0===o[r]){var e=document.querySelector(r);if(window.HTMLIFrameElement&&e instanceof window.HTMLIFrameElement)try{e=e.contentDocument.head}catch(r){e=null}o[r]=e}return o[r]}(r);if(!a)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");a.appendChild(e)}},20(r){r.exports=function(r){var o=document.createElement("style");return r.setAttributes(o,r.attributes),r.insert(o,r.options),o}},19(r,o,e){r.exports=function(r){var o=e.nc;o&&r.setAttribute("nonce",o)}},17(r){r.exports=function(r){if("u"<typeof document)return{update:function(){},remove:function(){}};var o=r.insertStyleElement(r);return{update:function(e){var a,t,i;a="",e.supports&&(a+="@supports (".concat(e.supports,") {")),e.media&&(a+="@media ".concat(e.media," {")),(t=void 0!==e.layer)&&(a+="@layer".concat(e.layer.length>0?" ".concat(e.layer):""," {")),a+=e.css,t&&(a+="}"),e.media&&(a+="}"),e.supports&&(a+="}"),(i=e.sourceMap)&&"u">typeof btoa&&(a+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(i))))," */")),r.styleTagTransform(a,o,r.options)},remove:function(){var r;null===(r=o).parentNode||r.parentNode.removeChild(r)}}}},21(r){r.exports=function(r,o){if(o.styleSheet)o.styleSheet.cssText=r;else{for(;o.firstChild;)o.removeChild(o.firstChild);o.appendChild(document.createTextNode(r))}}}}]);

@@ -1,0 +1,111 @@
+"""The tabs of panels: what they are called, whose they are, and what they show before their first picture."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from lab import ACTIVATE, READY, settles
+
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
+
+START = "%load_ext rpcbench\n%cluster start 1"
+SIX = ["workers", "messages", "rrefs", "autograd", "pipeline", "shards"]
+COMMAND = "([id, args]) => void jupyterapp.commands.execute(id, args)"
+
+# The first letters that each title shows: those that lie within its label.
+LETTERS = """() => [...document.querySelectorAll('.rbx-tab-title .lm-TabBar-tabLabel')].map(label => {
+  const text = label.firstChild, range = document.createRange();
+  const right = label.getBoundingClientRect().right;
+  const isSeen = end => {
+    range.setStart(text, end - 1), range.setEnd(text, end);
+    return range.getBoundingClientRect().right <= right + 1;
+  };
+  return [...text.data].filter((_, i) => isSeen(i + 1)).join('');
+})"""
+TITLES = """() => Object.fromEntries([...document.querySelectorAll('.rbx-tab-title')].map(
+  one => [one.textContent, [one.classList.contains('rbx-other'), one.title]]))"""
+OWNERS = "() => [...document.querySelectorAll('.rbx-owner')].map(one => one.hidden ? '' : one.textContent).sort()"
+
+# What stands in panels' places while nothing is drawn, at each frame of the page.
+FOLLOW = """() => {
+  window.said_ = new Set(), window.empty_ = 0;
+  const look = () => {
+    for (const part of document.querySelectorAll('.rbx-part')) {
+      const [line, panel] = [part.querySelector('.rbx-loads[role=status]'), part.querySelector('.rb-panel')];
+      if (line.textContent) window.said_.add(line.textContent);
+      const drawn = panel && panel.matches('.rb-drawn');
+      if (panel && !drawn && getComputedStyle(panel).visibility !== 'hidden') window.empty_ += 1;
+      if (!line.textContent && !drawn) window.empty_ += 1;
+    }
+    requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+}"""
+
+
+def do(page, command, **args):
+    """Begin a command of JupyterLab."""
+    page.evaluate(COMMAND, [command, args])
+
+
+def open_panel(page, name):
+    do(page, "rpcbench:panel", name=name)
+    page.locator(f".rbx-tab:not(.lm-mod-hidden) .rb-{name}.rb-drawn").wait_for()
+
+
+@pytest.fixture
+def train(show):
+    notebook = show([START], "train.ipynb", width=1400, height=900)
+    notebook.run_to_end(START)
+    notebook.page.get_by_role("button", name="rpcbench: 1 worker").wait_for()
+    return notebook
+
+
+def test_a_tab_has_its_panels_name_and_says_that_it_loads(train):
+    page = train.page
+    page.evaluate(FOLLOW)
+    do(page, "rpcbench:dashboard")
+    page.locator(".rbx-dashboard .rb-messages.rb-drawn").wait_for()
+    for name in SIX:
+        open_panel(page, name)
+    assert page.evaluate("[...window.said_].sort()") == sorted(f"Loading {name}…" for name in SIX)
+    assert page.evaluate("window.empty_") == 0
+    assert page.locator(".rbx-loads:visible").count() == 0
+    wanted = {
+        f"{name}: train": [False, f"The panel {name} of train.ipynb, cluster main"] for name in ["dashboard", *SIX]
+    }
+    assert page.evaluate(TITLES) == wanted
+    assert all(len(seen) >= 5 for seen in page.evaluate(LETTERS)), page.evaluate(LETTERS)
+    assert page.locator(".rbx-owner:visible").count() == 0  # there is no other notebook
+
+
+def test_tabs_of_another_notebook_have_a_mark_and_its_name(train, lab):
+    page = train.page
+    open_panel(page, "rrefs")
+    cells = [nbformat.v4.new_code_cell(START)]
+    kernelspec = {"name": "python3", "display_name": "Python 3"}
+    (lab.folder / "deep").mkdir(exist_ok=True)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernelspec}), lab.folder / "deep/kill.ipynb"
+    )
+    do(page, "docmanager:open", path="deep/kill.ipynb")
+    page.wait_for_function("() => jupyterapp.shell.currentWidget?.context?.path === 'deep/kill.ipynb'")
+    page.wait_for_function(READY, polling=100)
+    ours, theirs = "The panel rrefs of train.ipynb, cluster main", "of another notebook: train.ipynb"
+    assert page.evaluate(TITLES) == {"rrefs: train": [True, f"{ours}\n{theirs}"]}
+    train.activate()
+    settles(page, lambda: page.evaluate(TITLES), {"rrefs: train": [False, ours]})
+    assert page.evaluate(OWNERS) == [""]  # the other one has no workers and no panels
+
+    page.evaluate(ACTIVATE, "deep/kill.ipynb")
+    do(page, "notebook:run-all-cells")
+    page.get_by_role("button", name="rpcbench: 1 worker").wait_for()
+    open_panel(page, "workers")
+    other = "The panel workers of deep/kill.ipynb, cluster main"
+    wanted = {"rrefs: train": [True, f"{ours}\n{theirs}"], "workers: kill": [False, other]}
+    settles(page, lambda: page.evaluate(TITLES), wanted)
+    settles(page, lambda: page.evaluate(OWNERS), ["kill.ipynb", "train.ipynb"])
+    page.get_by_role("tab", name="rrefs: train").click()
+    page.get_by_role("button", name="train.ipynb", exact=True).click()  # shows it
+    wanted = {"rrefs: train": [False, ours], "workers: kill": [True, f"{other}\nof another notebook: kill.ipynb"]}
+    settles(page, lambda: page.evaluate(TITLES), wanted)
