@@ -117,7 +117,7 @@ def left(agents: list[Agent]) -> dict[str, Any]:
     gc.collect()
     tables = {agent.name: {n: rows for n, rows in agent.tables().items() if rows} for agent in agents}
     for own in tables.values():
-        for history in ("ops", "steps", "collectives"):
+        for history in ("ops", "steps", "collectives", "jobs", "cells"):
             own.pop(history, None)
         # Rows of released contexts stay for panels.
         if not any(row.get("ended") is None for row in own.get("graphs", {}).values()):

@@ -7,6 +7,8 @@ Guarantees
   dropped, and those that run are cancelled. Ctrl-C, `close`, and the end of the last reference do the same.
 - With `ordered`, that error is raised after the results of all items before it; otherwise at once.
 - An error of the items' own iterator is raised as it is, after the results of the items before it.
+- A map is a job (`runtime.jobs`), with a bar or without: items count there as they begin and end, in the bar as their
+  results are taken.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent import futures
 from functools import partial
-from operator import length_hint
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from rpcbench.base.conditions import Condition, Listeners
 from rpcbench.base.futures import release_slot
 from rpcbench.base.rebuild import add_note, format_value
 from rpcbench.launch.task_pool import PoolTask, TaskPool, check_function, is_worker_loss
+from rpcbench.runtime.jobs import STOPPED, JobCounts, JobLog, count_items, end_state
+from rpcbench.runtime.requests import function_label
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -38,8 +41,8 @@ _SHORT.maxstring = _SHORT.maxother = 80  # characters of an item in a note
 class _Ends:
     """The numbers of the items that have ended, in this order. A thread, or an event loop, waits for the next."""
 
-    def __init__(self, pool: TaskPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: TaskPool, job: JobCounts) -> None:
+        self._pool, self._job = pool, job
         self.numbers: deque[int] = deque()
         self.failed = False
         self.changes = Condition()
@@ -48,6 +51,8 @@ class _Ends:
     def record_end(self, number: int, task: futures.Future[Any]) -> None:
         """Called by the task, on any thread."""
         failed = not task.cancelled() and task.exception() is not None
+        if not task.cancelled():
+            self._job.end_item(failed, begun=cast(PoolTask[Any], task).on_begin is None)
         self.numbers.append(number)
         if failed and not self.failed:
             self.failed = True
@@ -60,10 +65,11 @@ class _Ends:
 class _Dropped:
     """Ends a map without references, when the maintenance thread frees this note: a finalizer must take no lock."""
 
-    def __init__(self, pool: TaskPool, tasks: Iterable[PoolTask[Any]]) -> None:
-        self._pool, self._tasks = pool, tasks
+    def __init__(self, pool: TaskPool, tasks: Iterable[PoolTask[Any]], job: JobCounts) -> None:
+        self._pool, self._tasks, self._job = pool, tasks, job
 
     def __del__(self) -> None:
+        self._job.end(STOPPED)
         _stop_tasks(self._pool, self._tasks)
 
 
@@ -85,13 +91,15 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
             raise TypeError(text) from error
         self._failure: Exception | None = None  # of the items' iterator
         self._drawn = self._taken = 0
-        self._ends = _Ends(pool)
+        total = count_items(items)
+        self._job = pool.agent.part(JobLog).begin_job("map", function_label(function), total, "item")
+        self._ends = _Ends(pool, self._job)
         self._done: dict[int, None] = {}  # numbers of results to take, in the order of their ends
-        self._bar = _make_bar(items) if shown else None
+        self._bar = _make_bar(total) if shown else None
         try:
             self._draw_items(len(pool.workers()))
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._close_after(error)
             raise
 
     # -- use
@@ -102,8 +110,8 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
             with release_slot():
                 self._ends.changes.wait_for(self._is_result_ready)
             return self._take_result()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._close_after(error)
             raise
 
     def __aiter__(self) -> TaskMap[T]:
@@ -115,8 +123,8 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
                 raise StopAsyncIteration
             await self._await_result()
             return self._take_result()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._close_after(error)
             raise
 
     def __await__(self) -> Generator[Any, None, list[T]]:
@@ -127,6 +135,7 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
 
     def close(self) -> None:
         """End the map: drop the items that have not begun, and cancel those that run. Idempotent."""
+        self._job.end(STOPPED)
         self._items = self._failure = None
         tasks, self._tasks = self._tasks, {}
         self._done.clear()
@@ -134,9 +143,13 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         if self._bar is not None:
             self._bar.close()
 
+    def _close_after(self, error: BaseException) -> None:
+        self._job.end(*end_state(error))
+        self.close()
+
     def __del__(self) -> None:
-        if self._tasks:
-            self._pool.agent.released.put(_Dropped(self._pool, [task for task, _ in self._tasks.values()]))
+        if (job := getattr(self, "_job", None)) is not None and not job.has_ended:
+            self._pool.agent.released.put(_Dropped(self._pool, [task for task, _ in self._tasks.values()], job))
 
     def __repr__(self) -> str:
         state = "" if self._items is not None else ", all drawn"
@@ -174,6 +187,7 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         task, number = PoolTask(self._function, (item,), {}, self._retries), self._drawn
         self._drawn += 1
         self._tasks[number] = task, item
+        task.on_begin = self._job.begin_item
         task.add_done_callback(partial(self._ends.record_end, number))
         self._pool.put_task(task)
 
@@ -227,7 +241,7 @@ def _stop_tasks(pool: TaskPool, tasks: Iterable[PoolTask[Any]]) -> None:
         task.stop_task()
 
 
-def _make_bar(items: object) -> Any:
+def _make_bar(total: int | None) -> Any:
     from tqdm.auto import tqdm  # not earlier: its import decides whether this is a notebook
 
-    return tqdm(total=length_hint(items) or None, unit="item", delay=_QUIET_SECONDS)
+    return tqdm(total=total, unit="item", delay=_QUIET_SECONDS)

@@ -41,6 +41,7 @@ class PoolTask(futures.Future[T]):
         self.request: tuple[Callable[..., T], tuple[Any, ...], dict[str, Any]] | None = function, args, kwargs
         self.retries = retries  # how many times it may still run again
         self.stopped = False
+        self.on_begin: Callable[[], object] | None = None  # called, and removed, as it is first sent to a worker
         self._call: Future[T] | None = None  # in flight
 
     def stop_task(self) -> None:
@@ -53,6 +54,11 @@ class PoolTask(futures.Future[T]):
         self._call = call
         if self.stopped:  # tested after `_call` is set, and set before that is read: one of the two threads cancels it
             call.cancel()
+
+    def begin(self) -> None:
+        begun, self.on_begin = self.on_begin, None
+        if begun is not None:
+            begun()
 
     def is_to_run(self) -> bool:
         """Return whether the task is still to run: not if it was cancelled while it waited."""
@@ -201,6 +207,7 @@ class TaskPool(futures.Executor):
             self._free_worker(worker)
             return
         function, args, kwargs = task.request
+        task.begin()
         try:
             call = self.agent.call(worker, function, args, kwargs, timeout=0.0)  # no limit, as for any executor
         except Exception as error:  # noqa: BLE001  (any error of the call is the task's)

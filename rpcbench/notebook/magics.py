@@ -277,6 +277,7 @@ class ClusterMagics(Magics):
         """Show a live panel.
 
         %panel workers     state of each worker; buttons that interrupt, restart and scale, also while a cell runs
+        %panel progress    maps, training loops and cells: how far each is, and how it ended
         %panel rrefs       owner and users of each RRef, its size, age and the cell that made it
         %panel autograd    records of distributed-autograd contexts, and progress of backward passes
         %panel pipeline    location of each micro-batch, and idle time of workers

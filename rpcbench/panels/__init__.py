@@ -8,17 +8,19 @@ from rpcbench.panels.compare import ComparePanel
 from rpcbench.panels.messages import MessagesPanel
 from rpcbench.panels.pipeline import PipelinePanel
 from rpcbench.panels.plan import PlanPanel
+from rpcbench.panels.progress import ProgressPanel
 from rpcbench.panels.rrefs import RRefPanel
 from rpcbench.panels.shards import ShardsPanel
 from rpcbench.panels.workers import WorkersPanel
 
 __all__ = [
-    "AutogradPanel", "ComparePanel", "MessagesPanel", "Panel", "PipelinePanel", "PlanPanel", "RRefPanel", "ShardsPanel",
-    "Source", "WorkersPanel", "panel",
+    "AutogradPanel", "ComparePanel", "MessagesPanel", "Panel", "PipelinePanel", "PlanPanel", "ProgressPanel",
+    "RRefPanel", "ShardsPanel", "Source", "WorkersPanel", "panel",
 ]  # fmt: skip
 
 PANELS: dict[str, type[Panel]] = {
     "workers": WorkersPanel,
+    "progress": ProgressPanel,
     "rrefs": RRefPanel,
     "autograd": AutogradPanel,
     "pipeline": PipelinePanel,
@@ -34,7 +36,7 @@ def panel(name: str, source: object = None) -> Panel:
     """Make a panel.
 
     Args:
-        name: "workers", "rrefs", "autograd", "pipeline", "messages", "shards", "compare" or "plan".
+        name: "workers", "progress", "rrefs", "autograd", "pipeline", "messages", "shards", "compare" or "plan".
         source: what to show; by default the current cluster. "pipeline", "messages" and "shards" show a result of
             `rpcbench.simulate`, "compare" one of `cluster.compare`, "plan" one of `rpcbench.plan`.
 

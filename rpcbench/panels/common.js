@@ -81,6 +81,26 @@ function join(parent, items, make) {
   parent.children_ = after;
 }
 
+// Makes these nodes the children of `parent`. Those that it has already stay in place, with the focus.
+function setChildren(parent, nodes) {
+  for (const node of [...parent.children]) if (!nodes.includes(node)) node.remove();
+  nodes.forEach((node, i) => parent.children[i] !== node && parent.insertBefore(node, parent.children[i] ?? null));
+}
+
+// Scrolls to a cell. A front end that listens to the event, such as the JupyterLab extension, does it and calls preventDefault().
+// Otherwise the cell is found by its prompt number. Returns false if no cell has the number any more.
+function revealCell(panel, { cell, number }) {
+  const event = new CustomEvent("rpcbench:reveal", { bubbles: true, cancelable: true, detail: { cell, number } });
+  if (!panel.dispatchEvent(event)) return true;
+  const notebook = panel.closest(".jp-Notebook") ?? document;
+  const prompts = [...notebook.querySelectorAll(".jp-InputPrompt")];
+  const found = prompts.find((one) => one.textContent.trim() === `[${number}]:`)?.closest(".jp-Cell");
+  if (!found) return false;
+  found.scrollIntoView({ block: "center" });
+  found.animate([{ backgroundColor: "rgb(230 159 0 / 35%)" }, {}], 1500);
+  return true;
+}
+
 // Gives keys slots: a key keeps its slot while it is in use, and a new key takes the first free slot. Keys move
 // together only if more than 8 slots, and more slots than are used, are free.
 class Slots {

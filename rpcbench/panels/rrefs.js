@@ -373,20 +373,6 @@ class Controls {
   }
 }
 
-// Scrolls to the cell that created an RRef. A front end that listens to the event, such as the JupyterLab extension, does it and
-// calls preventDefault(). Otherwise the cell is found by its prompt number. Returns false if no cell has the number any more.
-function revealCell(panel, { cell, number }) {
-  const event = new CustomEvent("rpcbench:reveal", { bubbles: true, cancelable: true, detail: { cell, number } });
-  if (!panel.dispatchEvent(event)) return true;
-  const notebook = panel.closest(".jp-Notebook") ?? document;
-  const prompts = [...notebook.querySelectorAll(".jp-InputPrompt")];
-  const found = prompts.find((one) => one.textContent.trim() === `[${number}]:`)?.closest(".jp-Cell");
-  if (!found) return false;
-  found.scrollIntoView({ block: "center" });
-  found.animate([{ backgroundColor: "rgb(230 159 0 / 35%)" }, {}], 1500);
-  return true;
-}
-
 export default panel("rrefs", "RRefs", (frame) => {
   const known = new Set(); // rows of earlier draws, in sight or not: they do not fade in when they come into sight
   const open = new Set(); // keys of groups that are unfolded

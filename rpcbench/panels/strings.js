@@ -65,6 +65,32 @@ const STRINGS = {
     stats: { ready: "ready", lost: "lost", suspended: "suspended", queued: "queued", cell: "cell" },
     summary: (ready, all) => `${ready} of ${all} workers ready`,
   },
+  progress: {
+    help:
+      "A row for each cluster.map and each fit of a pipeline, the latest first. In its bar what is done is full, what has failed is " +
+      "red, and what runs is pale blue; the rest waits. The rate is that of the last items, and the time left is what the rest " +
+      "takes at this rate. A click on a name shows the cell that began the job. Jobs that have ended stay while the notebook's " +
+      "kernel runs, the last 50.",
+    hint: ["Nothing has run yet. Try: ", "list(cluster.map(abs, range(9)))"],
+    heads: { job: "job", progress: "progress", time: "time", state: "state" },
+    jobs: "Jobs",
+    stats: { runs: "running", failed: "failed", done: "done" },
+    place: (kind, number) => (number === null ? kind : `${kind} in [${number}]`),
+    counts: (ended, total, unit) => `${ended}${total === null ? "" : ` of ${total}`} ${unit}${(total ?? ended) === 1 ? "" : "s"}`,
+    running: (count) => `${count} running`,
+    failed: (count) => `${count} failed`,
+    waiting: (count) => `${count} waiting`,
+    undone: (count) => `${count} not done`,
+    rate: (text, unit) => `${text} ${unit}s/s`,
+    left: (time) => `about ${time} left`,
+    gone: (number) => `Cell [${number}] is no longer there, or has run again since.`,
+    noCell: "It was begun outside cells.",
+    reveal: "Show the cell that began it",
+    more: (count) => (count === 1 ? "1 more job" : `${count} more jobs`),
+    fewer: "fewer jobs",
+    legend: { done: "done", failed: "failed", running: "running", waiting: "waiting" },
+    describe: (running, all) => `${running} of ${all} running.`,
+  },
   rrefs: {
     help:
       "An RRef is a reference to a value that lives on one worker, its owner. Each row is an RRef: the square stands " +

@@ -203,12 +203,6 @@ function activity({ now, state, doing, under_way: calls }, action) {
   return [now, state === "up" && doing === "idle" && !calls ? "rb-idle" : ""];
 }
 
-// Makes these nodes the children of `parent`. Those that it has already stay in place, with the focus.
-function setChildren(parent, nodes) {
-  for (const node of [...parent.children]) if (!nodes.includes(node)) node.remove();
-  nodes.forEach((node, i) => parent.children[i] !== node && parent.insertBefore(node, parent.children[i] ?? null));
-}
-
 // What the row of a worker has as attributes, beside its figures.
 const DATA = ["incarnation", "pid", "state", "doing", "busy", "waiting", "cells", "calls", "sent", "received"];
 

@@ -48,6 +48,7 @@ from rpcbench.pipeline.training import (
 )
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.jobs import JobLog
 
 
 class Pipeline:
@@ -142,6 +143,7 @@ class Pipeline:
         warn_of_hosts(self._agent, self.stages, self.worker_group.layout)
         self._schedulers = None if lr_scheduler is None else Schedulers(self.worker_group, lr_scheduler)
         self._keeps = keep_gradients
+        self._name = stages.name
         seeds = StepSeeds(int(torch.randint(2**62, ())))  # by the user's generator, so manual_seed repeats it
         self._runs = BatchRunner(
             self.worker_group, schedule_cache, names, stages.inputs, loss_reduction, loss_fn is not None, seeds
@@ -249,7 +251,7 @@ class Pipeline:
             PipelineError: for arguments that do not fit, or a loader that yields no pairs.
         """
         sums, rates = self._runs.reduction == "sum", self._schedulers
-        own = self.accumulate, self.evaluate, sums
+        own = self.accumulate, self.evaluate, sums, partial(self._agent.part(JobLog).begin_job, "fit", self._name)
         return Fit(
             *own, loader, epochs, progress, on_step, on_epoch, clip, rates, lr_step, validate, metrics
         ).run_epochs()

@@ -181,6 +181,7 @@ class Stages:
     whole: nn.Module | None = None  # the traced model
     replicas: int = 1
     ties: Names = ()  # groups of names of weights that lazy modules share
+    name: str = ""  # of the model's class
 
     def __repr__(self) -> str:
         sizes = "balanced" if self.sizes is None else f"of {_format_names([*map(str, self.sizes)])}"
@@ -335,7 +336,8 @@ def split(
         sizes = _sizes_by_children(balance, [len(part) for part in parts])
     else:
         weights = weigh_links(balance, links, taken, None if sample is None else model_inputs(sample, names))
-    return Stages(links, workers, _shared_out(sizes, row), tuple(weights), names, whole, replicas, ties)
+    name = type(model if whole is None else whole).__name__
+    return Stages(links, workers, _shared_out(sizes, row), tuple(weights), names, whole, replicas, ties, name)
 
 
 def _shared_out(sizes: Sequence[int] | None, row: Sequence[str]) -> tuple[int, ...] | None:

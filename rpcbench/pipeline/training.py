@@ -10,17 +10,18 @@ Guarantees
   sum stays a sum.
 - Each stage's optimizer has a learning-rate scheduler on its worker. All of them take the same steps, so all stages
   have one learning rate. When a call that changes it returns, it is changed on all workers.
-- The progress bar is tqdm's: a widget in a notebook, a line on stderr in a script. A hidden one costs nothing.
+- The progress bar is tqdm's: a widget in a notebook, a line on stderr in a script. A hidden one costs nothing. A `fit`
+  is a job (`runtime.jobs`) with a bar or without.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from operator import length_hint
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ from rpcbench.pipeline.batch import Batch, BatchRunner, StepResult
 from rpcbench.pipeline.driver import WorkerGroup
 from rpcbench.pipeline.stage import StageWorker
 from rpcbench.pipeline.tasks import Metric
+from rpcbench.runtime.jobs import DONE, INTERRUPTED, STOPPED, JobCounts, count_items, end_state
+
+BeginJob = Callable[[int | None, str], JobCounts]
+"""(number of steps or None, name of one) -> the job of a `fit`."""
 
 EVERY = 0.1
 """Seconds between two updates of the bar's text: idle shares are computed for these only."""
@@ -39,32 +44,57 @@ EVERY = 0.1
 class Progress:
     """One bar for all epochs over a loader; `with` shows and closes it."""
 
-    def __init__(self, loader: Iterable[Any], epochs: int, shown: bool) -> None:
-        self._loader, self._epochs, self._shown = loader, epochs, shown
+    def __init__(self, loader: Iterable[Any], epochs: int, shown: bool, begin_job: BeginJob) -> None:
+        self._epochs, self._shown = epochs, shown
+        steps = count_items(loader)
+        self._total = None if steps is None else steps * epochs
+        self._begin_job = begin_job
+        self._job: JobCounts | None = None
         self._bar: Any = None
+        self._epoch, self._loss = 0, math.nan
+        self.ended = DONE
         self._samples = 0  # of all steps, for samples per second
         self._began = self._looked = 0.0
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
+        self._job = self._begin_job(self._total, "step")
+        self._job.describe = self._describe
         if self._shown:
             from tqdm.auto import tqdm  # not earlier: its import decides whether this is a notebook
 
-            steps = length_hint(self._loader) * self._epochs  # 0: unknown
-            self._bar = tqdm(total=steps or None, unit="step")
+            self._bar = tqdm(total=self._total, unit="step")
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        if self._job is not None:
+            self._job.end(*((self.ended, "") if error is None else end_state(error)))
+
+    def _describe(self) -> str:
+        loss = "" if math.isnan(self._loss) else f", loss {self._loss:.4g}"
+        return f"epoch {self._epoch + 1} of {self._epochs}{loss}"
 
     def show_epoch(self, number: int) -> None:
+        self._epoch = number
         if self._bar is not None:
             self._bar.set_description(f"epoch {number + 1}/{self._epochs}")
+
+    def begin_step(self) -> None:
+        if self._job is not None:
+            self._job.begin_item()
+
+    def fail_step(self) -> None:
+        if self._job is not None:
+            self._job.end_item(failed=True)
 
     def show_step(self, result: StepResult) -> None:
         """Count a step, and show its loss, idle share and the samples per second."""
         self._samples += result.samples
+        self._loss = result.loss
+        if self._job is not None:
+            self._job.end_item()
         if self._bar is None:
             return
         now = time.monotonic()
@@ -207,6 +237,7 @@ class Fit:
     accumulate: Callable[[], AbstractContextManager[Batch]]
     evaluate: Callable[..., dict[str, float]]
     sums: bool
+    begin_job: BeginJob
     loader: Iterable[Any]
     epochs: int
     progress: bool
@@ -228,21 +259,26 @@ class Fit:
             raise PipelineError(f"lr_step must be 'epoch' or 'step', not {self.lr_step!r}")
         if self.metrics and self.validate is None:
             raise PipelineError("metrics are computed in a validation: give fit validate=, a loader of pairs, too")
-        with Progress(self.loader, self.epochs, self.progress) as progress:
+        with Progress(self.loader, self.epochs, self.progress, self.begin_job) as progress:
             try:
                 for epoch in range(self.epochs):
                     self._run_epoch(epoch, progress)
             except KeyboardInterrupt:
-                self.history.interrupted = True
+                self.history.interrupted, progress.ended = True, INTERRUPTED
             except EndFit:
-                self.history.ended_early = True
+                self.history.ended_early, progress.ended = True, STOPPED
         return self.history
 
     def _run_epoch(self, epoch: int, progress: Progress) -> None:
         progress.show_epoch(epoch)
         total, samples = 0.0, 0
         for x, y in iterate_pairs(self.loader):
-            result = self._train_batch(x, y)
+            progress.begin_step()
+            try:
+                result = self._train_batch(x, y)
+            except Exception:
+                progress.fail_step()
+                raise
             total += result.loss * (1 if self.sums else result.samples)
             samples += result.samples
             self._step_schedulers("step", result.loss)

@@ -14,6 +14,7 @@ from rpcbench.simulation.world_pictures import TIMELINE_MARKS
 from rpcbench.telemetry import worker_columns
 from rpcbench.telemetry.compare_view import PHASES, VERDICT_MARKS
 from rpcbench.telemetry.message_views import FAMILY_COLOURS, MESSAGE_FAMILIES, MESSAGE_STATES
+from rpcbench.telemetry.progress_view import JOB_STATES
 from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
 from rpcbench.telemetry.views import RREF_STATES, TYPE_COLOURS
 
@@ -59,6 +60,7 @@ def lists_script() -> str:
         "messages": {"families": families, "states": MESSAGE_STATES},
         "pipeline": {"kinds": {kind: mark.name.partition(" ")[2] for kind, mark in MARKS.items()}},
         "plan": {"phases": [mark.name for mark in TIMELINE_MARKS]},
+        "progress": {"jobs": JOB_STATES},
         "rrefs": {"states": RREF_STATES},
         "shards": {
             "parts": {key: mark.name for key, mark in SHARD_PARTS.items()},

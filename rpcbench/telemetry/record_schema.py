@@ -95,6 +95,11 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "words": str, "names": [str], "sizes": [int], "summed": bool,
         "boxes": [(None, [[float, float, float, float]])],
     },
+    "jobs": {
+        "order": int, "kind": str, "name": str, "unit": str, "total": (None, int), "cell": str, "number": (None, int),
+        "running": int, "done": int, "failed": int, "state": str, "error": str, "note": str, "began": float,
+        "end": (None, float), "counted": float, "rate": (None, float),
+    },
     "health": {
         "waiting": int, "cells": (None, int), "busy": (None, int), "question?": int,
         "peers?": {NUMBER: [int, int]}, "awaits?": [int], **figure_shapes(),

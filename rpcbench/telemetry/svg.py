@@ -44,6 +44,7 @@ _KINDS = {
     "logs": _Kind("workers", "Workers"),
     "comparisons": _Kind("compare", "Comparison"),
     "plans": _Kind("plan", "Layouts"),
+    "jobs": _Kind("progress", "Progress"),
     "held": _Kind("step", "Held messages"),
 }
 

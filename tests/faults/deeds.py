@@ -65,7 +65,8 @@ def left() -> dict[str, Any]:
     """Return the rows of the tables of this worker, and the number of calls if it serves more than this one."""
     gc.collect()
     agent = current.current_agent()
-    rows = {name: table for name, table in agent.tables().items() if table and name not in ("ops", "steps")}
+    history = ("ops", "steps", "jobs", "cells")
+    rows = {name: table for name, table in agent.tables().items() if table and name not in history}
     serving = agent.machine.read_node(lambda node: len(node.calls.serving))
     return {**rows, **({"serving": serving} if serving > 1 else {})}
 

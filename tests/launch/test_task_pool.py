@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,7 +33,9 @@ from rpcbench.base.errors import (
 from rpcbench.base.futures import Future
 from rpcbench.launch.task_map import AHEAD, TaskMap
 from rpcbench.launch.task_pool import PoolTask, TaskPool
+from rpcbench.runtime.events import EventLog
 from rpcbench.runtime.interceptors import AgentHooks
+from rpcbench.runtime.jobs import MOST, JobLog
 from rpcbench.runtime.members import WorkerInfo
 
 
@@ -54,13 +57,18 @@ class FakeCall(Future[Any]):
             self.set_result(value)
 
 
+class Calls(list[FakeCall]):
+    values = SimpleNamespace(current_cell=lambda: None)
+
+
 class FakeAgent:
     """An agent whose jobs run at once, on the thread of the test."""
 
     def __init__(self, *workers: str) -> None:
+        self.links = SimpleNamespace(bus=EventLog())
         self.there = {"notebook": 0} | {name: number for number, name in enumerate(workers, 1)}
         self.running, self.silent, self.owner = True, "silent", None
-        self.calls: list[FakeCall] = []
+        self.calls = Calls()
         self.released: SimpleQueue[Any] = SimpleQueue()
         self.hooks = AgentHooks()
         self.watchers: list[Callable[[str, Any, str], Any]] = []
@@ -628,3 +636,76 @@ def test_workers_that_come_back_take_tasks_and_the_end_of_the_cluster_ends_those
             task.result(60)
     with pytest.raises(ShutdownError, match="this cluster is shut down and runs no more tasks"):
         cluster.map(abs, [1])
+
+
+# -- jobs
+def last_job(agent: Any) -> dict[str, Any]:
+    """The state, the counts and the error of the map that began last."""
+    row = [*agent.part(JobLog).table().values()][-1]
+    return {key: row[key] for key in ("name", "total", "running", "done", "failed", "state", "error")}
+
+
+def test_a_map_is_a_job_that_counts_its_items_as_they_begin_and_end() -> None:
+    agent = FakeAgent("worker1", "worker2")
+    results = agent.map(same, range(5), ordered=False)
+    row = {"name": "same", "total": 5, "running": 2, "done": 0, "failed": 0, "state": "runs", "error": ""}
+    assert last_job(agent) == row
+    agent.open()["worker1"].answer()
+    assert last_job(agent) == {**row, "running": 1, "done": 1}
+    agent.open()["worker2"].answer()
+    assert (next(results), last_job(agent)["done"]) == (0, 2)
+    while last_job(agent)["done"] < 5:
+        agent.answers()
+        next(results)
+    assert [*results] == [4] and last_job(agent) == {**row, "running": 0, "done": 5, "state": "done"}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_failing_item_ends_the_job_with_its_error(ordered: bool) -> None:
+    agent = FakeAgent("worker1")
+    results = agent.map(fails_at(1), range(9), ordered=ordered)
+    with pytest.raises(KeyError):
+        while agent.answers():
+            next(results)
+    job = last_job(agent)
+    assert (job["state"], job["done"], job["failed"], job["running"]) == ("failed", 1, 1, 0)
+    assert job["error"] == "KeyError: 1, while cluster.map ran item 1: 1"
+
+
+def test_an_item_that_was_never_sent_counts_as_failed_and_not_as_running() -> None:
+    agent = FakeAgent("worker1")
+    with pytest.raises(WorkerLostError):
+        results = agent.map(same, range(3))
+        agent.loses("worker1")
+        next(results)
+    assert (last_job(agent)["state"], last_job(agent)["running"]) == ("failed", 0)
+
+
+def test_a_job_ends_with_its_map_however_that_ends() -> None:
+    agent = FakeAgent("worker1")
+    results = agent.map(same, range(9))
+    results.close()
+    assert last_job(agent)["state"] == "stopped"
+    results = agent.map(same, range(9))
+    del results
+    gc.collect()
+    assert last_job(agent)["state"] == "runs", "a finalizer takes no lock"
+    agent.released.get_nowait()
+    assert last_job(agent)["state"] == "stopped"
+    results = agent.map(same, [1])
+    agent.answers()
+    assert next(results) == 1
+    del results
+    gc.collect()
+    agent.released.get_nowait()
+    assert last_job(agent)["state"] == "done", "all its results were taken"
+
+
+def test_a_job_keeps_no_item_and_old_ones_make_room() -> None:
+    agent = FakeAgent("worker1")
+    for _ in range(MOST + 3):
+        results = agent.map(same, [[]])
+        agent.answers()
+        assert [*results] == [[]]
+    table = agent.part(JobLog).table()
+    assert len(table) == MOST and [row["order"] for row in table.values()] == [*range(4, MOST + 4)]

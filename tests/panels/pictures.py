@@ -169,6 +169,16 @@ def shard(
     }  # fmt: skip
 
 
+def job(at: World, order: int, name: str = "score", **more: Any) -> None:
+    """A job of the notebook: a map that runs, of which 12 of 20 items are done, one has failed, and two run."""
+    at[0]["epoch"] = 1_700_000_000.0
+    at[0]["tables"].setdefault("jobs", {})[str(order)] = {
+        "order": order, "kind": "map", "name": name, "unit": "item", "total": 20, "cell": f"cell-{order}",
+        "number": order, "running": 2, "done": 12, "failed": 1, "state": "runs", "error": "", "note": "",
+        "began": 50.0, "end": None, "counted": 60.0, "rate": 1.3, **more,
+    }  # fmt: skip
+
+
 LAYOUTS = {
     "tp Shard(1)": [[[0.0, 0.0, 0.5, 1.0]], [[0.5, 0.0, 0.5, 1.0]]] * 2,
     "tp Replicate": [[[0.0, 0.0, 1.0, 1.0]]] * 4,

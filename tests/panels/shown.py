@@ -5,12 +5,29 @@ from __future__ import annotations
 import json
 import re
 
-from pictures import ask, compare, gpipe, launch, meet, own, record, run_backward, send, tell, use, value, watch, world
+from pictures import (
+    ask,
+    compare,
+    gpipe,
+    job,
+    launch,
+    meet,
+    own,
+    record,
+    run_backward,
+    send,
+    tell,
+    use,
+    value,
+    watch,
+    world,
+)
 
 from rpcbench.panels import ALL_PANELS, PANELS
 from rpcbench.telemetry.views import diff_views
 
-PICTURES = [name for name in PANELS if name not in ("workers", "shards", "compare")]  # drawn as one SVG of workers
+TABLES = ("workers", "progress", "shards")
+PICTURES = [name for name in PANELS if name not in (*TABLES, "compare")]  # drawn as one SVG of workers
 NASTY = ["notebook", "<img src=x onerror='window.hurt=1'>", "</text><script>window.hurt=1</script>", "&amp;\"'" * 20]
 
 
@@ -94,6 +111,7 @@ def busy_world(names=None):
     tell(at, 2, 3)
     launch(at, 1, name, log=f"first line\n{name} says <b>")
     launch(at, 3, at[3]["name"], "killed by SIGKILL")
+    job(at, 3, NASTY[1], note=NASTY[2])
     ask(at, "restart", name)
     ask(at, "interrupt", name, f"RpcError: {name}")
     return at

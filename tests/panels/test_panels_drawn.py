@@ -6,7 +6,7 @@ import re
 
 import pytest
 from pictures import gpipe, own, record, world
-from shown import NASTY, PICTURES, busy_world, settled
+from shown import NASTY, PICTURES, TABLES, busy_world, settled
 
 from rpcbench.panels import PANELS
 from rpcbench.telemetry.views import diff_views, rref_view
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 
 
 HINTS = {"rrefs": "rpc.remote(", "autograd": "context()", "pipeline": ".step(", "messages": "rpc_sync("}
-HINTS |= {"shards": "%panel shards model", "compare": "cluster.compare("}
+HINTS |= {"shards": "%panel shards model", "compare": "cluster.compare(", "progress": "cluster.map("}
 
 
 @pytest.mark.parametrize(("name", "hint"), HINTS.items())
@@ -94,7 +94,7 @@ def test_a_second_view_opened_later_shows_the_present(show, name):
     first, second = shown.page.locator(".rb-panel").all()
     for curve in shown.page.locator(".rb-curves path").all():  # each begins when its view is opened
         curve.evaluate("one => one.removeAttribute('d')")
-    for part in (".rb-stats", "table") if name in ("workers", "shards") else (".rb-stats", ".rb-picture", ".rb-legend"):
+    for part in (".rb-stats", "table") if name in TABLES else (".rb-stats", ".rb-picture", ".rb-legend"):
         assert settled(first.locator(part)) == settled(second.locator(part))
 
 

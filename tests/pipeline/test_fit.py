@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rpcbench.pipeline import EndFit, History, Pipeline, PipelineError, StepResult
 from rpcbench.runtime.agent import Agent
+from rpcbench.runtime.jobs import JobLog
 
 X, Y = data(29)
 LOADER = DataLoader(TensorDataset(X, Y), batch_size=13)  # 13, 13, 3: fewer than the micro-batches
@@ -180,3 +181,41 @@ def test_fit_with_wrong_arguments_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(PipelineError, match=reason):
         use(pipeline(optimizer=SGD))
+
+
+def last_job(agents: list[Agent]) -> dict[str, Any]:
+    """The row of the fit that began last."""
+    return [*agents[0].part(JobLog).table().values()][-1]
+
+
+def test_a_fit_is_a_job_with_its_model_steps_and_loss(agents: list[Agent]) -> None:
+    seen: list[dict[str, Any]] = []
+    pipe = pipeline(optimizer=SGD)
+    history = pipe.fit(LOADER, 2, on_step=lambda _: seen.append(last_job(agents)), progress=False)
+    row = last_job(agents)
+    assert [one["done"] for one in seen] == [1, 2, 3, 4, 5, 6] and {one["state"] for one in seen} == {"runs"}
+    assert (row["kind"], row["name"], row["total"], row["unit"]) == ("fit", "Sequential", 6, "step")
+    assert (row["state"], row["done"], row["running"]) == ("done", 6, 0)
+    assert row["note"] == f"epoch 2 of 2, loss {history.losses[-1]:.4g}"
+
+
+def test_the_end_of_a_fit_is_that_of_its_job(agents: list[Agent]) -> None:
+    pipe = pipeline(optimizer=SGD)
+
+    def ends_with(error: BaseException) -> Callable[[StepResult], None]:
+        def on_step(_: StepResult) -> None:
+            raise error
+
+        return on_step
+
+    pipe.fit(LOADER, 2, on_step=ends_with(EndFit()), progress=False)
+    assert (last_job(agents)["state"], last_job(agents)["done"]) == ("stopped", 1)
+    pipe.fit(LOADER, 2, on_step=ends_with(KeyboardInterrupt()), progress=False)
+    assert last_job(agents)["state"] == "interrupted"
+    with pytest.raises(ValueError, match="too bad"):
+        pipe.fit(LOADER, 2, on_step=ends_with(ValueError("too bad")), progress=False)
+    assert (last_job(agents)["state"], last_job(agents)["error"]) == ("failed", "ValueError: too bad")
+    with pytest.raises(Exception, match="mat1 and mat2"):
+        pipe.fit([(X[:, :1], Y)], progress=False)
+    row = last_job(agents)
+    assert (row["state"], row["done"], row["failed"], row["running"]) == ("failed", 0, 1, 0)

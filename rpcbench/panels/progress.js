@@ -1,0 +1,172 @@
+// The progress panel: a table with a row for each job, the latest first.
+// Guarantees
+// - Rows are updated in place, so the focus stays. Times that pass are counted in the page, once a second, by no message.
+// - Where there is no present, as in a record or a still picture, a time ends with the last count that is known.
+
+const TEXT = STRINGS.progress;
+const STATES = LISTS.progress.jobs;
+const SHOWN = 5; // jobs that are shown before a click on “more”
+const NARROW = 560; // pixels: below this the cells of a row stand below each other
+const [WIDE, HIGH] = [180, 10]; // of a bar, in its own units
+
+// ---- pure functions
+
+const twoDigits = (number) => String(number).padStart(2, "0");
+
+// Returns a time that passes as text: "7.2 s" once it is over, "7 s" while it runs, "1:05 min", "2:03 h".
+function formatTime(seconds, isExact = false) {
+  if (seconds < 60) return isExact && seconds < 10 ? formatDuration(Number(seconds.toPrecision(2))) : `${Math.floor(seconds)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes}:${twoDigits(Math.floor(seconds % 60))} min`;
+  return `${Math.floor(minutes / 60)}:${twoDigits(minutes % 60)} h`;
+}
+
+// Returns a whole number as text, with a comma between thousands.
+const formatCount = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+
+// Returns a rate as text, with three digits or more.
+const formatRate = (rate) => (rate >= 100 ? formatCount(Math.round(rate)) : String(+rate.toPrecision(3)));
+
+const waitingOf = ({ total, ended, running }) => (total === null ? 0 : Math.max(0, total - ended - running));
+
+// Returns the seconds that the rest of a job takes at its rate; null if that is not known. `now`: seconds since 1970.
+function secondsLeft(job, now) {
+  if (job.state !== "runs" || job.total === null || !job.rate || job.counted === null) return null;
+  return Math.max(0, (job.total - job.ended) / job.rate - (now - job.counted));
+}
+
+// Returns how long a job has run. `now`: seconds since 1970, null where there is no present.
+function secondsPassed(job, now) {
+  if (job.lasted !== null) return job.lasted;
+  return job.began === null ? null : Math.max(0, (now ?? job.counted) - job.began);
+}
+
+// Returns the parts of a bar, [kind, begin, length] each, as shares of its length. A job without a total has one of unknown length.
+function barParts({ total, done, failed, running, state }) {
+  const all = total ?? (state === "runs" ? 0 : done + failed);
+  if (!all) return [];
+  let begin = 0;
+  const parts = [["done", done], ["failed", failed], ["running", running]].map(([kind, count]) => {
+    const length = Math.min(count / all, 1 - begin);
+    begin += length;
+    return [kind, begin - length, length];
+  });
+  return parts.filter(([, , length]) => length > 0);
+}
+
+// Returns the counts of a job in words.
+function countWords(job) {
+  const { ended, total, unit, running, failed, state } = job;
+  const waiting = waitingOf(job);
+  const rest = waiting && (state === "runs" ? TEXT.waiting(formatCount(waiting)) : TEXT.undone(formatCount(waiting)));
+  const words = [TEXT.counts(formatCount(ended), total === null ? null : formatCount(total), unit)];
+  if (failed) words.push(TEXT.failed(failed));
+  if (running) words.push(TEXT.running(running));
+  return [...words, ...(rest ? [rest] : [])].join(", ");
+}
+
+// ---- rows
+
+const barMark = (kind, x, width) => svg("rect", { class: `rb-part rb-${kind}`, x, y: 0, width, height: HIGH });
+
+// A row of a job. Its times are shown anew by `tick`.
+class JobRow {
+  constructor(reveal) {
+    this.name = html("button", { type: "button", class: "rb-opener", title: TEXT.reveal });
+    this.place = html("span", { class: "rb-note" });
+    this.bar = svg("svg", { class: "rb-bar", width: WIDE, height: HIGH, viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    [this.counts, this.time, this.rate, this.state, this.note] = Array.from({ length: 5 }, () => html("span"));
+    for (const node of [this.counts, this.rate, this.note]) set(node, { class: "rb-note" });
+    const head = html("th", { scope: "row", class: "rb-job" }, this.name, this.place);
+    const progress = html("td", { class: "rb-progress-of" }, this.bar, this.counts);
+    this.node = html("tr", {}, head, progress, html("td", { class: "rb-time" }, this.time, this.rate), html("td", { class: "rb-state" }, this.state, this.note));
+    this.name.addEventListener("click", (event) => (event.stopPropagation(), reveal(this.job)));
+    this.node.addEventListener("click", () => reveal(this.job));
+  }
+
+  show(job, now) {
+    this.job = job;
+    set(this.node, { class: `rb-is-${job.state}`, "data-job": job.order, "data-state": job.state, "data-done": job.done, "data-failed": job.failed });
+    setText(this.name, job.name);
+    setText(this.place, TEXT.place(job.kind, job.number));
+    const parts = barParts(job);
+    const marks = parts.map(([kind, begin, length]) => barMark(kind, begin * WIDE, length * WIDE));
+    this.bar.replaceChildren(barMark(parts.length || job.state !== "runs" ? "waiting" : "unknown", 0, WIDE), ...marks);
+    setText(this.counts, countWords(job));
+    setText(this.state, STATES[job.state] ?? job.state);
+    setText(this.note, job.error || job.note);
+    set(this.note, { class: `rb-note${job.error ? " rb-bad" : ""}`, title: job.error || null });
+    this.tick(now);
+  }
+
+  tick(now) {
+    const { job } = this;
+    const [passed, left] = [secondsPassed(job, now), now === null ? null : secondsLeft(job, now)];
+    const time = passed === null ? "" : formatTime(passed, job.lasted !== null);
+    setText(this.time, [time, left === null ? "" : TEXT.left(formatTime(left))].filter(Boolean).join(", "));
+    setText(this.rate, job.rate ? TEXT.rate(formatRate(job.rate), job.unit) : "");
+  }
+}
+
+// Shows the figures above the table. Returns the number of jobs that run.
+function headline(frame, jobs, workers) {
+  const count = (state) => jobs.filter((job) => job.state === state).length;
+  const [running, failed] = [count("runs"), count("failed")];
+  const more = failed ? [[failed, TEXT.stats.failed, "rb-warn"]] : [];
+  frame.showStats([running, TEXT.stats.runs], [count("done"), TEXT.stats.done], ...more, ...leftOutStats(workers));
+  return running;
+}
+
+const legendMark = (kind) => svg("rect", { class: `rb-part rb-${kind}`, x: -8, y: -5, width: 16, height: 10 });
+
+export default panel("progress", "Progress", (frame) => {
+  const rows = new Map(); // by key of the job
+  let [isOpen, legend, now] = [false, "", null];
+  const status = html("p", { class: "rb-hidden", role: "status" });
+  const heads = Object.entries(TEXT.heads).map(([key, head]) => html("th", { scope: "col", class: `rb-head-${key}` }, head));
+  const list = html("tbody");
+  const table = html("table", {}, html("caption", { class: "rb-hidden" }, TEXT.jobs), html("thead", {}, html("tr", {}, ...heads)), list);
+  const more = html("button", { type: "button", class: "rb-more-jobs" });
+  frame.text = status; // screen readers announce it, as this panel has no picture with a description
+  frame.body.before(status);
+  frame.top.remove();
+  frame.picture.replaceWith(table, more);
+  more.addEventListener("click", () => {
+    isOpen = !isOpen;
+    frame.redraw();
+  });
+  const reveal = (job) => {
+    const text = job.number === null ? TEXT.noCell : TEXT.gone(job.number);
+    frame.say(job.number !== null && revealCell(frame.root, job) ? "" : text);
+  };
+  const isTicking = () => ["live", "late"].includes(frame.state.kind);
+  // Returns the time of the picture: seconds since 1970, null where none is known.
+  const present = () => (now = isTicking() ? Date.now() / 1000 : frame.state.kind === "record" ? null : now);
+  const clock = setInterval(() => {
+    if (isTicking()) for (const row of rows.values()) row.tick(present());
+  }, 1000);
+  frame.cleanups.push(() => clearInterval(clock));
+
+  return ({ workers, jobs }, width) => {
+    const keys = Object.keys(jobs).sort((a, b) => jobs[b].order - jobs[a].order);
+    const running = headline(frame, Object.values(jobs), workers);
+    frame.describe(TEXT.describe(running, plural(keys.length, "job")));
+    frame.showHint(keys.length ? null : Object.keys(workers).length ? TEXT.hint : STRINGS.workers.hint);
+    table.hidden = !keys.length;
+    frame.root.classList.toggle("rb-narrow", width < NARROW);
+    for (const key of rows.keys()) if (!(key in jobs)) rows.delete(key);
+    present();
+    for (const key of keys) {
+      if (!rows.has(key)) rows.set(key, new JobRow(reveal));
+      rows.get(key).show(jobs[key], now);
+    }
+    // Those that run are always in sight.
+    const shown = isOpen || window.isStill ? keys : keys.filter((key, i) => i < SHOWN || jobs[key].state === "runs");
+    setChildren(list, shown.map((key) => rows.get(key).node));
+    more.hidden = keys.length <= SHOWN;
+    setText(more, isOpen ? TEXT.fewer : TEXT.more(keys.length - shown.length));
+    const kinds = ["done", "running", "failed", "waiting"].filter((kind) => keys.some((key) => kind === "waiting" ? waitingOf(jobs[key]) : jobs[key][kind]));
+    if (legend !== kinds.join()) frame.showLegend(kinds.map((kind) => [legendMark(kind), TEXT.legend[kind]]));
+    legend = kinds.join();
+  };
+});
