@@ -12,6 +12,7 @@
 
 const [LIVE_AFTER, STAYS] = [400, 2000]; // milliseconds, see `Choice`
 const [MAX_CHOICES, MANY_LEVELS] = [100, 8];
+const [HELD_TIGHT, HELD_WORDS] = [62, 100]; // pixels for the gradients held in a narrow picture, and for words on them
 
 // ---- the context to show
 
@@ -68,6 +69,7 @@ const moreComplete = (before, now) =>
 function contextChoice(frame) {
   const select = html("select", { class: "rb-choose", "aria-label": WORDS.shown });
   frame.foot = html("div", { class: "rb-foot" }, select);
+  frame.fold(select);
   frame.body.after(frame.foot);
   select.addEventListener("change", () => frame.redraw());
   return (contexts, latest) => {
@@ -179,14 +181,15 @@ function drawHeld(member, leaves, x, { y, height, pad }, room) {
   const own = leaves.slice().sort((a, b) => a.place - b.place);
   const count = member.gradients;
   const unlisted = count > own.length ? [WORDS.more(count - own.length)] : [];
-  const lines = leafLines(own, count, Math.floor((height - pad - 20) / 15));
+  const isTight = room < HELD_WORDS; // then the number alone
+  const lines = isTight ? [] : leafLines(own, count, Math.floor((height - pad - 20) / 15));
   const most = Math.floor((room - 16) / 7); // characters
   const data = { class: "rb-held", "data-holder": member.worker, "data-gradients": count };
   const node = svg("g", data, tip([WORDS.held(count), ...own.map(leafText), ...unlisted].join("\n")));
   if (!count) return node;
   node.append(svg("rect", { class: "rb-ear", x, y, width: room, height }));
   node.append(svg("circle", { class: "rb-mark", cx: x + 5, cy: y + pad + 11, r: 4.5 }));
-  node.append(label(x + 14, y + pad + 15, WORDS.held(count), "rb-gradients"));
+  node.append(label(x + 14, y + pad + 15, isTight ? count : WORDS.held(count), "rb-gradients"));
   lines.forEach((line, i) => node.append(label(x + 14, y + pad + 30 + i * 15, shorten(line, most), "rb-leaf-line")));
   return node;
 }
@@ -335,8 +338,10 @@ export default panel("autograd", WORDS.title, (frame) => {
     const longest = Math.max(...pieces.members.map(({ worker }) => nameOf(worker).length));
     const left = Math.min(190, 28 + 8 * Math.max(8, longest));
     const graph = graphOf(pieces, width * 0.86 - left);
+    const isNarrow = width < NARROW_FRAME;
     const share = graph.blocks.some(({ level }) => level > MANY_LEVELS) ? 0.14 : 0.22;
-    const right = pieces.members.some(({ gradients }) => gradients) ? Math.min(HELD, width * share) : 12;
+    const held = isNarrow ? HELD_TIGHT : Math.min(HELD, width * share);
+    const right = pieces.members.some(({ gradients }) => gradients) ? held : 12;
     const holders = pieces.members.filter(({ gradients, sends, recvs }) => gradients || sends || recvs);
     const rows = [...graph.blocks, ...holders];
     const ids = [...new Set((rows.length ? rows : pieces.members).map(({ worker }) => worker))].sort((a, b) => a - b);
@@ -350,7 +355,7 @@ export default panel("autograd", WORDS.title, (frame) => {
     const hasRun = pieces.parts.some(({ ran }) => ran.length) || pieces.messages.some(({ fired }) => fired);
     const isBackward = hasRun || pieces.passes.length > 0;
     const places = { forward: left, back: left + 96, held: geometry.width - right + 10 };
-    const axis = WORDS.axis(isBackward, right > 12).map(([key, text, kind]) => ({ key, parts: [places[key]], text, kind }));
+    const axis = WORDS.axis(isBackward, right > 12, isNarrow).map(([key, text, kind]) => ({ key, parts: [places[key]], text, kind }));
     join(top, axis, (key, { text, kind }) => label(places[key], 20, text, kind));
     join(lanesAt, ids.map((id, i) => {
       const own = { member: of(pieces.members, id)[0], passes: of(pieces.passes, id), leaves: of(pieces.leaves, id) };

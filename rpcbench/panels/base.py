@@ -5,8 +5,8 @@ Rules
   (`{"kind": "delta", "version", "delta"}`). A browser that finds a gap in the versions waits for the next whole state.
 - Messages of a browser also arrive while a cell runs, on another thread than the main one, if the front end uses
   subshells (JupyterLab does).
-- The drawing code is the lists of columns, as JSON, `strings.js` and `common.js` joined with the panel's own files: one
-  module, no build step, no request to any host.
+- The drawing code is the lists of columns, as JSON, `strings.js`, `menu.js` and `common.js` joined with the panel's own
+  files: one module, no build step, no request to any host.
 
 `PanelFeed` has the thread that keeps open panels up to date.
 - It shows a viewer the world after a change, at most once per `period`, and never on the kernel's event loop, which

@@ -237,12 +237,14 @@ function panelState(phase, kernel, problem, isPaused, age = 0) {
 
 // ---- the frame around a picture
 
+const NARROW_FRAME = 560; // width of a panel in pixels, below which its controls stand in a menu
+const LEAST_PICTURE = 320; // of a picture
 const MAX_HEIGHT = 460; // of the body in pixels, as in common.css
 const NOTE_MS = 6000; // how long a note stays
 const FIRST_PATIENCE_MS = 3000; // how long a panel waits for a silent kernel before it asks again
 const MOST_PATIENCE_MS = 30000;
 // Controls that need the kernel: the frame disables them while the panel is not live. A panel's own have the class rb-kernel.
-const REACHES = ".rb-kernel, .rb-do, .rb-acts button, .rb-scale button";
+const REACHES = ".rb-kernel, .rb-do";
 const CAMERA = "M2 5h3l1.2-2h3.6L11 5h3v8H2Z M8 6.4a2.4 2.4 0 1 0 .01 0Z";
 
 // Keeps keys that a user presses in a panel from the notebook, where Enter edits the cell and a letter may delete it. Escape
@@ -254,6 +256,8 @@ function stopPlainKeys(event) {
 
 // A panel's frame: its head line with a chip, figures and tools, the help, the error that stopped it, the picture, a hint, and
 // the legend. `state` is that of `panelState`; `isLive` tells whether a click on a control of the panel reaches the kernel.
+// A narrow frame has one line for its head: figures without room are left out there, and controls are in a menu behind them, which
+// has all figures. Its legend is shown with the help.
 class Frame {
   constructor(name, title) {
     const words = STRINGS.common;
@@ -285,17 +289,45 @@ class Frame {
     this.root.addEventListener("keydown", stopPlainKeys);
     this.asker.addEventListener("click", () => this.toggleHelp());
     this.toggleHelp(false);
+    this.figures = html("p", { class: "rb-all-stats" }); // all of them, in the menu
+    this.folding = []; // controls that are in the menu while the frame is narrow
+    this.isNarrow = false;
+    this.menu = new Menu(this.root, words.menu(title), () => [this.figures]);
+    this.menu.opener.hidden = true;
     this.tallest = 0;
     this.resize(0, 0);
-    this.cleanups = [() => clearTimeout(this.noteTimer)]; // functions to call when the view is removed
+    this.cleanups = [() => clearTimeout(this.noteTimer), () => this.menu.remove()]; // functions to call when the view is removed
   }
 
   get isLive() {
     return ["live", "late", "paused"].includes(this.state.kind);
   }
 
+  // Has controls in the menu while the frame is narrow.
+  fold(...nodes) {
+    this.folding.push(...nodes);
+  }
+
+  // Makes the frame narrow or wide. The place of a control that is in the menu is kept by a comment.
+  fit(width) {
+    const isNarrow = width < NARROW_FRAME;
+    if (width > 0 && isNarrow !== this.isNarrow) {
+      this.isNarrow = isNarrow;
+      this.root.classList.toggle("rb-narrow", isNarrow);
+      this.menu.close(false);
+      this.menu.opener.hidden = !isNarrow;
+      for (const node of [...this.folding, this.tools]) {
+        if (isNarrow) node.replaceWith((node.place_ = document.createComment("")));
+        if (isNarrow) this.menu.make().append(node);
+        else node.place_.replaceWith(node);
+      }
+    }
+    this.menu.place();
+  }
+
   toggleHelp(isOpen = this.help.hidden) {
     this.help.hidden = !isOpen;
+    this.root.classList.toggle("rb-helped", isOpen);
     set(this.asker, { "aria-expanded": isOpen });
   }
 
@@ -326,6 +358,7 @@ class Frame {
 
   // Shows figures, [value, text, CSS class] each, in fixed places.
   showStats(...stats) {
+    setText(this.figures, stats.map(([value, text]) => `${value} ${text}`.trim()).join(", "));
     const items = stats.map((stat, key) => ({ key, parts: stat, stat }));
     join(this.stats, items, (_, { stat: [value, text, kind = ""] }) =>
       html("span", { class: `rb-stat ${kind}` }, html("b", {}, String(value)), ` ${text}`),
@@ -398,7 +431,7 @@ const panel = (name, title, build) => () => {
       const viewId = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
       const frame = new Frame(name, title);
       const draw = build(frame, model);
-      frame.head.append(frame.tools);
+      frame.head.append(frame.menu.opener, frame.tools);
       let pending = 0; // the request of an animation frame
       let paused = null; // the view that is shown while the user has paused the panel
       const state = () => {
@@ -415,7 +448,8 @@ const panel = (name, title, build) => () => {
         frame.showState(state());
         const view = frame.state.kind === "paused" ? paused : live.view;
         if (live.version > 0 || problem) frame.root.classList.add("rb-drawn"); // JupyterLab's extension waits for it
-        if (live.version > 0 && frame.body.clientWidth > 0) draw(view, Math.max(360, frame.body.clientWidth));
+        frame.fit(frame.root.clientWidth);
+        if (live.version > 0 && frame.body.clientWidth > 0) draw(view, Math.max(LEAST_PICTURE, frame.body.clientWidth));
         frame.lock();
       };
       const schedule = () => (pending ||= requestAnimationFrame(paint));
@@ -484,9 +518,9 @@ const RIGHT = 76;
 const LETTER = 7.4; // width of a character of a name, on average
 
 // Returns the geometry of the columns; `key` changes with anything that moves or redraws all of them.
-function columns(workers, width, left = LEFT) {
+function columns(workers, width, left = LEFT, right = RIGHT) {
   const list = Object.values(workers).sort((a, b) => a.id - b.id);
-  const step = Math.min(230, Math.max(18, (width - left - RIGHT) / Math.max(1, list.length)));
+  const step = Math.min(230, Math.max(18, (width - left - right) / Math.max(1, list.length)));
   const centers = new Map(list.map((worker, i) => [worker.id, left + step * (i + 0.5)]));
   const longest = Math.max(0, ...list.map((worker) => worker.name.length));
   const slanted = step < 16 + LETTER * Math.min(longest, 14);
@@ -496,8 +530,8 @@ function columns(workers, width, left = LEFT) {
     slanted,
     x: (id) => centers.get(id),
     head: slanted ? 78 : 44,
-    width: Math.max(width, left + step * list.length + RIGHT),
-    end: left + step * list.length + RIGHT - 12, // of the texts behind the columns
+    width: Math.max(width, left + step * list.length + right),
+    end: left + step * list.length + right - 12, // of the texts behind the columns
     key: `${width} ${list.map((worker) => `${worker.id} ${worker.name} ${worker.state}`).join()}`,
   };
 }

@@ -1,6 +1,6 @@
 // Curves over the steps of a pipeline that the panel has seen, and the files that it saves.
 
-const [CURVE_HEIGHT, CURVE_TOP, CURVE_EDGE] = [58, 24, 8]; // pixels: a curve, the top of its line, the room beside the line
+const [CURVE_HEIGHT, CURVE_LOW, CURVE_TOP, CURVE_EDGE] = [58, 46, 24, 8]; // pixels: a curve, one in two rows, the top of its line, the room beside it
 const NARROWEST = 130; // pixels of a curve, for its name and value
 
 // Returns a number with three digits, so that it has about the same width in each step.
@@ -31,8 +31,8 @@ function curveRange(values, most = Number.POSITIVE_INFINITY) {
 }
 
 // Returns a line through values, null where there is none, as the data of an SVG path; `low` is its floor, `high` its top.
-function curvePath(values, [low, high], width) {
-  const tall = CURVE_HEIGHT - CURVE_TOP - 5;
+function curvePath(values, [low, high], width, height = CURVE_HEIGHT) {
+  const tall = height - CURVE_TOP - 5;
   const y = (value) => CURVE_TOP + (high > low ? (tall * (high - Math.min(high, value))) / (high - low) : tall / 2);
   let [path, pen] = ["", "M"];
   values.forEach((value, i) => {
@@ -43,7 +43,7 @@ function curvePath(values, [low, high], width) {
 }
 
 // Draws one curve, with its name, its value in the step shown, and a mark there.
-function drawCurve({ key, value, text, floor, least, most }, steps, shown, width) {
+function drawCurve({ key, value, text, floor, least, most }, steps, shown, width, height) {
   const [values, floors] = [steps.map(value), floor ? steps.map(floor) : []];
   const range = curveRange([...values, ...floors], most);
   range[0] = least ?? range[0];
@@ -58,18 +58,18 @@ function drawCurve({ key, value, text, floor, least, most }, steps, shown, width
   const name = [span("rb-name", `${WORDS.curves[key]} `), span("rb-figure", told)];
   // The dashed line is named where there is room for that.
   if (atLeast && width >= 230) name.push(span("rb-name", ` ┄ ${atLeast}`));
-  const dot = isNumber(now) ? curvePath(values.map((each, i) => (i === at ? each : null)), range, width) : "";
+  const dot = isNumber(now) ? curvePath(values.map((each, i) => (i === at ? each : null)), range, width, height) : "";
   const x = curveX(at, steps.length, width);
-  const [wide, tall] = [width - 2 * CURVE_EDGE + 8, CURVE_HEIGHT - CURVE_TOP + 2];
+  const [wide, tall] = [width - 2 * CURVE_EDGE + 8, height - CURVE_TOP + 2];
   return svg(
     "svg",
-    { class: "rb-line", width, height: CURVE_HEIGHT, role: "img", "aria-label": all },
+    { class: "rb-line", width, height, role: "img", "aria-label": all },
     tip(all),
     svg("rect", { class: "rb-track", x: CURVE_EDGE - 4, y: CURVE_TOP - 4, width: wide, height: tall, rx: 3 }),
     svg("text", { x: CURVE_EDGE - 2, y: 14 }, ...name),
-    dot ? svg("line", { class: "rb-here", x1: x, x2: x, y1: CURVE_TOP - 4, y2: CURVE_HEIGHT - 2 }) : "",
-    floors.length ? svg("path", { class: "rb-floor", d: curvePath(floors, range, width) }) : "",
-    svg("path", { class: "rb-run", d: curvePath(values, range, width) }),
+    dot ? svg("line", { class: "rb-here", x1: x, x2: x, y1: CURVE_TOP - 4, y2: height - 2 }) : "",
+    floors.length ? svg("path", { class: "rb-floor", d: curvePath(floors, range, width, height) }) : "",
+    svg("path", { class: "rb-run", d: curvePath(values, range, width, height) }),
     dot ? svg("path", { class: "rb-dot", d: `${dot} h0` }) : "",
   );
 }
@@ -90,11 +90,13 @@ function curvesAbove(frame, choose) {
     steps = curveSteps(seen);
     const curves = CURVES.filter(({ value }) => steps.some((step) => isNumber(value(step))));
     box.hidden = !curves.length;
-    const isNarrow = width < NARROWEST * curves.length; // then they stand in two rows
-    const wide = Math.floor(width / Math.max(1, isNarrow ? Math.ceil(curves.length / 2) : curves.length));
+    const isNarrow = width < NARROWEST * CURVES.length; // then they stand in two rows, however many there are
+    const wide = Math.floor(width / (isNarrow ? Math.ceil(CURVES.length / 2) : Math.max(1, curves.length)));
+    const height = isNarrow ? CURVE_LOW : CURVE_HEIGHT;
+    set(box, { style: `min-height: ${height * (isNarrow ? 2 : 1)}px` }); // a curve more does not move the picture
     const parts = [wide, shown, steps.length, steps[0], steps.at(-1)];
     const items = curves.map((curve) => ({ key: curve.key, parts, curve }));
-    join(box, items, (_, { curve }) => drawCurve(curve, steps, shown, wide));
+    join(box, items, (_, { curve }) => drawCurve(curve, steps, shown, wide, height));
   };
 }
 

@@ -12,7 +12,11 @@ const MARGIN = 3; // slots drawn above and below those in sight
 const BEND = 0.6; // of the last gap, in which a long line slopes
 const FAMILIES = LISTS.messages.families; // the name of each family of kinds, see `telemetry/message_views.py`
 const [USUAL, ALL] = ["", "all"]; // choices of the select beside groups; usual: all but notices
-const side = (width) => Math.min(330, Math.max(190, Math.round(0.335 * width))); // pixels beside the columns
+// Pixels of a picture: beside its columns, and the end of the times and the begin of the words there.
+const geometry = (width) =>
+  width < NARROW_FRAME
+    ? { side: Math.round(0.43 * width), right: 76, time: 56, words: 62 }
+    : { side: Math.min(330, Math.max(190, Math.round(0.335 * width))), right: RIGHT, time: 66, words: 76 };
 
 const formatSeconds = (seconds) =>
   seconds >= 1
@@ -134,9 +138,9 @@ function rowNote(row) {
 }
 
 // Draws the row of one message or collective.
-function messageRow(place, cols, began, names, chosen) {
+function messageRow(place, cols, began, names, chosen, at) {
   const { key, row, from } = place;
-  const room = Math.floor((cols.x(cols.list[0].id) - 76 - 10) / 6.9);
+  const room = Math.floor((cols.x(cols.list[0].id) - at.words - 10) / 6.9);
   const note = rowNote(row);
   return svg(
     "g",
@@ -149,8 +153,8 @@ function messageRow(place, cols, began, names, chosen) {
     },
     tip(sentence(row, began, names)),
     svg("rect", { class: "rb-band", width: cols.width, height: STEP }),
-    label(66, 16, formatSeconds(place.sent - began), "rb-note rb-end"),
-    label(76, 16, shorten(row.words, room), "rb-what"),
+    label(at.time, 16, formatSeconds(place.sent - began), "rb-note rb-end"),
+    label(at.words, 16, shorten(row.words, room), "rb-what"),
     ...(row.entered ? memberMarks(row, cols) : messageArrow(place, cols)),
     label(cols.end, 16, note || (row.bytes ? formatBytes(row.bytes) : ""), `rb-note rb-end${note ? " rb-more" : ""}`),
   );
@@ -182,6 +186,7 @@ function controls(frame, changed) {
   const detail = html("p", { class: "rb-detail", role: "status" });
   const only = html("span", { class: "rb-only" });
   frame.head.append(html("span", { class: "rb-tools" }, search, groups));
+  frame.fold(search);
   frame.root.insertBefore(html("div", { class: "rb-below" }, detail, only), frame.legend);
   search.addEventListener("input", changed);
   groups.addEventListener("change", changed);
@@ -278,7 +283,8 @@ export default panel("messages", "Messages", (frame) => {
 
   function paint() {
     const names = (id) => view.workers[id].name;
-    const cols = columns(view.workers, width, side(width));
+    const at = geometry(width);
+    const cols = columns(view.workers, width, at.side, at.right);
     const follows = updateLayout(names);
     const { places, slots } = layout;
     frame.showRemarks(view.remarks);
@@ -297,7 +303,7 @@ export default panel("messages", "Messages", (frame) => {
       (id, { worker }) => svg("line", { class: `rb-life rb-is-${worker.state}`, x1: cols.x(id), x2: cols.x(id), y1: 0, y2: tall }),
     );
     const items = visible.map((place) => ({ key: place.key, parts: [cols.key, place.row, place.from, place.to, began, place.key === chosen], place }));
-    join(rows, items, (key, { place }) => messageRow(place, cols, began, names, key === chosen));
+    join(rows, items, (key, { place }) => messageRow(place, cols, began, names, key === chosen, at));
     const row = chosen !== null ? all[chosen] : null;
     filter.showDetail(row ? sentence(row, began, names) : "", row ? filterTerms(row) : []);
   }

@@ -57,12 +57,14 @@ function controls(frame, act) {
   const out = button("−", text.out, () => act.zoom(1.5), { "aria-label": text.out });
   const fit = button(text.fit, text.fitTip, act.fit);
   const closer = button("+", text.in, () => act.zoom(1 / 1.5), { "aria-label": text.in });
+  for (const node of [out, fit, closer]) node.classList.add("rb-stays"); // in a menu
   const group = (...parts) => html("span", { class: "rb-group" }, ...parts);
   const [choice, zoom] = [group(range, latest, live), group(out, closer, fit)];
   const files = group(button(text.trace, text.traceTip, act.trace), button(text.svg, text.svgTip, act.svg));
   const bar = html("div", { class: "rb-bar", role: "group", "aria-label": text.bar, hidden: "" });
   bar.append(choice, colourLabel, microbatchLabel, ideal, zoom, files);
   frame.problem.before(bar);
+  frame.fold(bar);
   let numbers = null;
   return ({ steps, shown, state, isLatest }) => {
     bar.hidden = !shown;
@@ -147,7 +149,7 @@ export default panel("pipeline", "Pipeline", (frame) => {
   const [lines, traces, ghosts, paleBlocks, blocks, flows] = names.map(layer);
   const [heads, front, end] = [layer("rb-heads"), svg("line", { class: "rb-front" }), svg("line", { class: "rb-ideal-end" })];
   const ground = svg("rect", { class: "rb-ground" }); // without it the pointer would be nowhere between blocks
-  const plot = svg("svg", { x: LANES_LEFT, y: 0 }, ground, lines, traces, ghosts, end, paleBlocks, blocks, front, flows);
+  const plot = svg("svg", { y: 0 }, ground, lines, traces, ghosts, end, paleBlocks, blocks, front, flows);
   const picture = svg("g", {}, heads, plot);
   frame.picture.append(picture);
   const sentence = html("p", { class: "rb-sentence" });
@@ -214,7 +216,9 @@ export default panel("pipeline", "Pipeline", (frame) => {
     const own = number === null ? [] : blocks.querySelectorAll(`[data-microbatch="${number}"]`);
     for (const node of own) node.classList.add("rb-on");
     drawFlow(flows, now.shown, now.at, number);
-    setText(sentence, (number !== null && microbatchText(opsOf(now.shown), number)) || now.sentence);
+    const words = (number !== null && microbatchText(opsOf(now.shown), number)) || now.sentence;
+    setText(sentence, words);
+    set(sentence, { title: frame.isNarrow ? words : null }); // it may be cut there
   }
 
   // Returns the seconds of the time axis. It suits the last few steps while these come, and then exactly the one that is shown.
@@ -280,7 +284,7 @@ export default panel("pipeline", "Pipeline", (frame) => {
     const at = geometry(lanes, width, span, state.part, state.ghosts && Boolean(measures?.ideal));
     now.at = at;
     frame.resize(width, at.bottom + 6, AXIS);
-    set(plot, { width: at.wide, height: at.bottom, class: `rb-plot${state.part ? " rb-zoomed" : ""}` });
+    set(plot, { x: at.left, width: at.wide, height: at.bottom, class: `rb-plot${state.part ? " rb-zoomed" : ""}` });
     set(ground, { width: at.wide, height: at.bottom });
     drawLanes({ heads, traces, ghosts }, lanes, shown, at, width, measures?.ideal, nameOf);
     drawAxis(frame.top, lines, at, width);

@@ -390,6 +390,7 @@ export default panel("rrefs", "RRefs", (frame) => {
   frame.picture.append(stripes, rows);
   set(frame.picture, { role: "group" });
   frame.head.after(controls.node);
+  frame.fold(controls.node);
   frame.body.addEventListener("scroll", schedule);
   const clock = setInterval(() => {
     if (!frame.isLive) return; // the last picture keeps its ages

@@ -169,6 +169,7 @@ export default panel("shards", TEXT.title, (frame) => {
   frame.top.remove();
   frame.picture.replaceWith(meshes, table, rest);
   frame.head.append(tools);
+  frame.fold(find);
   for (const [node, event] of [[choose, "change"], [find, "input"]]) node.addEventListener(event, () => frame.redraw());
 
   function showHeads(ranks, model, names, step) {

@@ -22,6 +22,7 @@ const STRINGS = {
     // States of members, where they differ from those of the view.
     members: { left: "stopped", suspect: "no answer", stopped: "suspended" },
     help: "What does this panel show?",
+    menu: (title) => `${title}: figures, controls and help`,
     camera: "Leave a snapshot in the notebook",
     kept: "A snapshot stands below the output of the cell.",
   },
@@ -52,6 +53,7 @@ const STRINGS = {
     },
     folded: (names) => `No room for ${names}: a click on a worker's name shows all.`,
     and: "and",
+    menu: (name) => `What to do with ${name}`,
     loss: "everything it holds is lost",
     sure: "sure?",
     again: (name, warning) => `${name}: ${warning}. Press again to do it.`,
@@ -147,10 +149,10 @@ const STRINGS = {
       received: "received", flight: "in flight", back: "gradients back", held: "held", heldLast: "held until the release",
       time: "backward", others: (count) => (count === 1 ? "context open" : "contexts open"),
     },
-    axis: (isBackward, isHeld) => [
+    axis: (isBackward, isHeld, isNarrow) => [
       ["forward", "forward →", "rb-axis-forward"],
       ...(isBackward ? [["back", "← gradients", "rb-axis-back"]] : []),
-      ...(isHeld ? [["held", "gradients held", "rb-note"]] : []),
+      ...(isHeld ? [["held", isNarrow ? "held" : "gradients held", "rb-note"]] : []),
     ],
     left: (count) => `${count} to come`,
     discovering: "asks for its sends",

@@ -3,7 +3,10 @@
 // area below the blocks is the memory that its stages hold, and the pale strip below that is the ideal schedule.
 
 const WORDS = STRINGS.pipeline;
-const [LANES_LEFT, LANES_RIGHT, AXIS, LANES_HEIGHT] = [150, 116, 24, 424]; // pixels: beside the rows, above them, all rows
+const AXIS = 24; // pixels above the rows
+// Pixels: beside the rows, the highest row, and all rows. A narrow picture has no room for the main cause of a worker's waits.
+const ROOMY = { left: 150, right: 116, pitch: 84, all: 424 };
+const TIGHT = { left: 96, right: 50, pitch: 52, all: 208 };
 const BLOCK_LETTER = 7.8; // pixels, the width of a character on a block
 const kindOf = (op) => (op in WORDS.kinds ? op : "other");
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
@@ -12,15 +15,17 @@ const stateOf = (op) => (op.failed ? "failed" : op.end === null ? "runs" : "ende
 // Returns the positions of rows and times in one picture; `key` changes with anything that moves all of them. `part`: that of
 // the time axis that is shown, null for all.
 function geometry(lanes, width, span, part, ghosts) {
-  const pitch = Math.max(16, Math.min(84, Math.floor(LANES_HEIGHT / lanes.length)));
+  const isTight = width < NARROW_FRAME;
+  const { left, right, pitch: most, all } = isTight ? TIGHT : ROOMY;
+  const pitch = Math.max(16, Math.min(most, Math.floor(all / lanes.length)));
   const edge = pitch > 30 ? 4 : pitch > 18 ? 2 : 1;
   const memory = pitch >= 70 ? 11 : pitch >= 50 ? 8 : 0;
   const ghost = !ghosts || pitch < 24 ? 0 : pitch >= 70 ? 12 : pitch >= 40 ? 8 : 5;
   const tops = new Map(lanes.map((lane, i) => [lane.id, i * pitch]));
-  const [wide, { from, to }] = [width - LANES_LEFT - LANES_RIGHT, part ?? { from: 0, to: span }];
+  const [wide, { from, to }] = [width - left - right, part ?? { from: 0, to: span }];
   const tall = pitch - 2 * edge - memory - ghost;
   return {
-    pitch, memory, ghost, tall, wide, from, to,
+    pitch, memory, ghost, tall, wide, from, to, left, right, isTight,
     bottom: lanes.length * pitch,
     scale: (seconds) => (wide * (seconds - from)) / (to - from), // from the left edge of the rows
     top: (id) => tops.get(id),
@@ -106,24 +111,25 @@ function laneHead(lane, at, width, nameOf) {
   const source = cause === null ? "" : typeof cause === "number" ? nameOf(cause) : cause;
   const data = { worker: id, replica: now.replica, done: now.done, planned: now.planned, next: now.next, held: now.held };
   const attributes = Object.entries({ ...data, peak: now.peak }).map(([name, value]) => [`data-${name}`, value]);
-  const right = width - LANES_RIGHT + 12;
+  const right = width - at.right + 12;
+  const letters = at.isTight ? 11 : 16;
   const lost = cause === null ? "" : `, idle beyond the minimum most for ${source}: ${percent(share)}`;
   const memory = `holds ${formatBytes(now.held)}, ${formatBytes(now.peak)} at most`;
   return svg(
     "g",
     { class: `rb-lane rb-is-${worker.state}`, ...Object.fromEntries(attributes) },
     tip(`${worker.name} (${worker.state}), ${role}${waitsFor(now)}, busy ${percent(busy)}${lost}, ${memory}`),
-    svg("rect", { class: "rb-track", x: LANES_LEFT, y: y + 1, width: at.wide, height: pitch - 2, rx: 3 }),
-    label(12, first, shorten(worker.name, roomy ? 16 : 12), "rb-worker"),
+    svg("rect", { class: "rb-track", x: at.left, y: y + 1, width: at.wide, height: pitch - 2, rx: 3 }),
+    label(12, first, shorten(worker.name, roomy ? letters : Math.min(12, letters)), "rb-worker"),
     roomy
-      ? label(12, first + 16, shorten(role + waitsFor(now), 20), "rb-note")
-      : label(LANES_LEFT - 6, first, shorten(now.stages.join(","), 5), "rb-note rb-end"),
+      ? label(12, first + 16, shorten(role + waitsFor(now), at.isTight ? 12 : 20), "rb-note")
+      : label(at.left - 6, first, shorten(now.stages.join(","), 5), "rb-note rb-end"),
     lines === 3 ? label(12, first + 32, `peak ${formatBytes(now.peak)}`, "rb-note") : "",
-    at.ghost >= 12 ? label(LANES_LEFT - 6, y + pitch - 4, "ideal", "rb-note rb-end") : "",
-    svg("rect", { class: "rb-bar-whole", x: right, y: first - 8, width: 40, height: 7, rx: 3 }),
-    svg("rect", { class: "rb-busy", x: right, y: first - 8, width: 40 * Math.min(1, busy ?? 0), height: 7, rx: 3 }),
+    at.ghost >= 12 ? label(at.left - 6, y + pitch - 4, "ideal", "rb-note rb-end") : "",
+    at.isTight ? "" : svg("rect", { class: "rb-bar-whole", x: right, y: first - 8, width: 40, height: 7, rx: 3 }),
+    at.isTight ? "" : svg("rect", { class: "rb-busy", x: right, y: first - 8, width: 40 * Math.min(1, busy ?? 0), height: 7, rx: 3 }),
     label(width - 8, first, percent(busy), "rb-end"),
-    roomy && source && Math.round(100 * share) > 0
+    roomy && !at.isTight && source && Math.round(100 * share) > 0
       ? label(width - 8, first + 16, `${percent(share)} ${shorten(source, 9)}`, "rb-note rb-end")
       : "",
   );
@@ -179,11 +185,11 @@ function drawAxis(text, lines, at, width) {
   const unit = roundUp((at.to - at.from) / Math.max(2, at.wide / 100));
   const ticks = [];
   for (let tick = Math.ceil(at.from / unit - 1e-6) * unit; tick <= at.to + unit * 1e-3; tick += unit) ticks.push(tick);
-  const heads = `${WORDS.heads.busy}, ${WORDS.heads.waits}`;
+  const heads = at.isTight ? WORDS.heads.busy : `${WORDS.heads.busy}, ${WORDS.heads.waits}`;
   const marks = () => {
     const all = ticks.map((tick) => {
-      const x = LANES_LEFT + at.scale(tick);
-      const place = x > width - LANES_RIGHT - 20 ? "rb-end" : x < LANES_LEFT + 20 ? "rb-start" : "rb-center";
+      const x = at.left + at.scale(tick);
+      const place = x > width - at.right - 20 ? "rb-end" : x < at.left + 20 ? "rb-start" : "rb-center";
       return label(x, 16, formatDuration(tick, at.to), `rb-note ${place}`);
     });
     return svg("g", { class: "rb-axis" }, ...all, label(width - 8, 16, heads, "rb-note rb-end"));

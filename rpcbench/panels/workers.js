@@ -2,7 +2,7 @@
 // the bytes for each peer, the stacks of its threads if they were asked for, and the end of the log.
 // Guarantees
 // - Rows are updated in place, so the focus and a button that waits for confirmation stay. There are buttons only if the panel
-//   can act, which the trait `acts` of the model says.
+//   can act, which the trait `acts` of the model says. Where they have no room one button offers them in a menu.
 // - The columns are those of `telemetry/worker_columns.py`. A column that is optional exists while a worker has its figure.
 // - Columns that do not fit are folded, a name at a time, and a line below the table names them. What they show is in the open row.
 // - The curves of the last minute are made of the rows that come anyway, so they begin when the panel is opened.
@@ -10,9 +10,9 @@
 const TEXT = STRINGS.workers;
 const COLUMNS = LISTS.workers;
 const CURVES = COLUMNS.filter(({ curve }) => curve);
-// Parts of cells that fold like columns, with their places in that order. `of`: memory of the machine or GPU; `note`: the process;
-// `line`: each row has one line.
-const PARTS = { of: 30, note: 70, curves: 80, line: 90 };
+// Parts of cells that fold like columns, with their places in that order. `of`: memory of the machine or GPU; `buttons`: they stand
+// in a menu; `note`: the process; `line`: names and activities are cut.
+const PARTS = { of: 30, buttons: 35, note: 70, curves: 80, line: 90 };
 const FOLDS = [...COLUMNS.map(({ key, fold }) => [key, fold]), ...Object.entries(PARTS)]
   .filter(([, fold]) => fold)
   .sort(([, a], [, b]) => a - b)
@@ -171,7 +171,7 @@ const square = (kind) => svg("rect", { class: `rb-square rb-${kind}`, x: -4, y: 
 function button(kind, warning, act, whose = "") {
   const [text, help] = TEXT.buttons[kind];
   const name = `${text} ${whose}`.trim();
-  const node = html("button", { type: "button", title: help, "aria-label": name }, text);
+  const node = html("button", { type: "button", class: "rb-kernel", title: help, "aria-label": name }, text);
   let timer = 0;
   const reset = () => {
     clearTimeout(timer);
@@ -208,7 +208,7 @@ const DATA = ["incarnation", "pid", "state", "doing", "busy", "waiting", "cells"
 
 // The two rows of one worker: `node`, and `more` below it, which the button `opener` opens.
 class Row {
-  constructor(worker, act) {
+  constructor(worker, act, root) {
     this.opener = html("button", { type: "button", class: "rb-opener", "aria-expanded": "false" });
     this.note = html("span", { class: "rb-note" });
     const head = html("th", { scope: "row", class: "rb-name" }, this.opener, this.note);
@@ -219,10 +219,21 @@ class Row {
     if (act && worker.id !== 0) {
       const starts = (action) => () => act(action, this.name);
       const asks = () => (this.toggle(true), act("stacks", this.name));
-      this.stack = button("stack", "", asks, worker.name);
-      this.interrupt = button("interrupt", "", starts("interrupt"), worker.name);
-      this.restart = button("restart", TEXT.loss, starts("restart"), worker.name);
-      this.buttons.append(this.stack, this.interrupt, this.restart);
+      this.off = {}; // by kind of button: whether it can do nothing at present
+      this.kinds = [];
+      const make = () => {
+        const made = {
+          stack: button("stack", "", asks, worker.name),
+          interrupt: button("interrupt", "", starts("interrupt"), worker.name),
+          restart: button("restart", TEXT.loss, starts("restart"), worker.name),
+        };
+        this.kinds.push(...Object.entries(made));
+        this.enable({});
+        return Object.values(made);
+      };
+      this.menu = new Menu(root, TEXT.menu(worker.name), make, true);
+      this.menu.opener.classList.add("rb-kernel");
+      this.buttons.append(html("span", { class: "rb-buttons" }, ...make()), this.menu.opener);
     }
     this.node = html("tr");
     this.figures = html("div", { class: "rb-figures" }); // no list: Jupyter has styles of its own for those
@@ -232,6 +243,18 @@ class Row {
     const inside = html("td", { colspan: COLUMNS.length }, this.figures, this.peers, this.stacks, this.tail);
     this.more = html("tr", { class: "rb-more-of", hidden: "" }, inside);
     this.opener.addEventListener("click", () => this.toggle(this.more.hidden));
+  }
+
+  // Disables buttons of these kinds, or enables them: those in the row, and those in its menu.
+  enable(off) {
+    Object.assign(this.off, off);
+    for (const [kind, node] of this.kinds) set(node, { "aria-disabled": this.off[kind] ? "true" : null });
+  }
+
+  remove() {
+    this.menu?.remove();
+    this.node.remove();
+    this.more.remove();
   }
 
   toggle(isOpen) {
@@ -253,10 +276,8 @@ class Row {
     for (const [, cell] of this.shown) cell.show(worker, details);
     setText(this.log, details.log.slice(details.log.lastIndexOf("\n") + 1));
     this.showMore(worker, process, stacks, details);
-    for (const node of [this.interrupt, this.restart]) {
-      const idle = node === this.interrupt && worker.state !== "up" && worker.state !== "stopped";
-      if (node) set(node, { "aria-disabled": action || idle ? "true" : null });
-    }
+    const isIdle = worker.state !== "up" && worker.state !== "stopped";
+    if (this.menu) this.enable({ interrupt: action || isIdle, restart: action });
   }
 
   // Fills the row below: what folded columns show stands there too. Stacks stay until others are asked for.
@@ -271,7 +292,7 @@ class Row {
     if (stacks?.text) setText(this.stacks, stacks.text);
     this.stacks.hidden = !this.stacks.textContent;
     const mayAsk = stacks?.state !== "runs" && ["up", "suspect", "stopped"].includes(worker.state);
-    if (this.stack) set(this.stack, { "aria-disabled": mayAsk ? null : "true" });
+    if (this.menu) this.enable({ stack: !mayAsk });
   }
 }
 
@@ -370,7 +391,9 @@ export default panel("workers", "Workers", (frame, model) => {
   frame.picture.replaceWith(table);
   frame.body.after(folded);
   frame.head.after(failures);
-  if (act) frame.head.append(html("span", { class: "rb-scale" }, fewer, more));
+  frame.fold(folded);
+  const scales = html("span", { class: "rb-scale" }, fewer, more);
+  if (act) frame.head.append(scales), frame.fold(scales);
 
   return ({ workers, links, logs, actions }) => {
     if (frame.state.kind === "live" || !now) now = Date.now(); // else the curves would move on without figures
@@ -393,13 +416,12 @@ export default panel("workers", "Workers", (frame, model) => {
     for (const link of Object.values(links)) byWorker.get(link.worker)?.push(link);
     for (const [id, row] of rows) {
       if (id in workers) continue;
-      row.node.remove();
-      row.more.remove();
+      row.remove();
       rows.delete(id);
     }
     let last = null;
     for (const id of ids) {
-      if (!rows.has(id)) rows.set(id, new Row(workers[id], act));
+      if (!rows.has(id)) rows.set(id, new Row(workers[id], act, frame.root));
       const row = rows.get(id);
       const place = last ? last.nextSibling : list.firstChild;
       if (place !== row.node) list.insertBefore(row.node, place), list.insertBefore(row.more, row.node.nextSibling);

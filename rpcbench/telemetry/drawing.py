@@ -1,6 +1,7 @@
 """The drawing code of the panels, which browsers run for live panels and `telemetry.svg` for still pictures.
 
-It is `strings.js` and `common.js` joined with a panel's own files: one module, no build step, no request to any host.
+It is `strings.js`, `menu.js` and `common.js` joined with a panel's own files: one module, no build step, no request to
+any host.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def lists_script() -> str:
 
 
 def panel_script(panel: str) -> str:
-    names = ["strings", "common", *_PARTS.get(panel, []), panel]
+    names = ["strings", "menu", "common", *_PARTS.get(panel, []), panel]
     return "\n".join([lists_script(), *(package_text(name, ".js") for name in names)])
 
 

@@ -11,7 +11,7 @@ const PARTS = {
 // the common part.
 export function load(panel, ...names) {
   const read = (stem) => readFileSync(new URL(`../../rpcbench/panels/${stem}.js`, import.meta.url), "utf8");
-  const parts = ["strings", "common", ...(PARTS[panel] ?? []), panel];
+  const parts = ["strings", "menu", "common", ...(PARTS[panel] ?? []), panel];
   const text = [process.env.LISTS_SCRIPT, ...parts.map(read)].join("\n").replace("export default ", "const made = ");
   return vm.runInNewContext(`${text}\n;({ ${names.join()} })`);
 }

@@ -1,0 +1,166 @@
+"""Panels in narrow frames: one line for the head, a menu for the controls, no sideways scrolling, one first screen."""
+
+from __future__ import annotations
+
+import pytest
+from pictures import ask, gpipe, meet, record, send, tell, world
+from shown import Shown, busy_world
+
+from rpcbench.panels import PANELS
+
+pytestmark = pytest.mark.browser
+
+ROW = 40  # pixels: the most that a head of one line has
+BOARD = ("workers", "pipeline", "autograd", "messages")  # as in `extension/src/panelTab.ts`
+BOARD_STYLE = """
+    body { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 8px; margin: 0;
+           align-content: start; align-items: start; padding: 8px; }
+    .rb-panel .rb-body { max-height: 270px; }"""
+
+
+def training(workers):
+    """Workers that train a pipeline, have a context, and meet."""
+    at = world(workers)
+    end = 100.0
+    for step in range(1, 6):
+        end = gpipe(at, step, workers, 8, end + 0.01)
+        at[workers]["tables"]["steps"][f"s{step}.w{workers}"] |= {"loss": 1 / step, "samples": 128}
+    record(at, 1 << 48, [(m, 1, 2) for m in range(4)], {0: 0, 1: 4, 2: 4})
+    for n in range(40):
+        send(at, n % 3, (n + 1) % 3, "Call", 50 + n / 10, label="train_step", bytes=2500 * n)
+        meet(at, n + 1, {w: 50 + n / 5 + (0.29 if w == 2 else 0) for w in range(1, workers + 1)}, 50.4 + n / 5)
+    for worker in range(workers + 1):
+        tell(at, worker, busy=1, cells=int(worker == 1), memory=215_000_000)
+    return at
+
+
+@pytest.fixture
+def at_width(page):
+    """`at_width(pixels)` sets the width of the page, for this test."""
+    yield lambda width: page.set_viewport_size({"width": width, "height": 700})
+    page.set_viewport_size({"width": 1000, "height": 700})
+
+
+def opener(shown, within=".rb-head"):
+    return shown.page.locator(f"{within} .rb-menu-button")
+
+
+def focused(shown):
+    return shown.page.evaluate("document.activeElement.getAttribute('aria-label')")
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_the_head_of_a_narrow_panel_is_one_line_with_a_menu(show, at_width, name):
+    at_width(370)
+    shown = show(name, busy_world())
+    head = shown.page.locator(".rb-head")
+    assert head.evaluate("one => one.offsetHeight") <= ROW
+    wide, room = head.evaluate("one => [one.scrollWidth, one.clientWidth]")
+    assert wide <= room and not shown.page.locator(".rb-asker").is_visible()
+    opener(shown).click()
+    assert all(text in shown.texts(".rb-menu")[0] for text in shown.texts(".rb-stat b"))
+    for title in ("What does this panel show?", "Leave a snapshot in the notebook"):
+        assert shown.page.locator(".rb-menu").get_by_role("button", name=title).is_visible()
+
+
+@pytest.mark.parametrize("width", [370, 400, 500])
+@pytest.mark.parametrize("name", BOARD)
+def test_a_narrow_panel_does_not_scroll_sideways(show, at_width, name, width):
+    at_width(width)
+    shown = show(name, training(4))
+    wide, room = shown.page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
+    assert wide <= room
+
+
+@pytest.mark.parametrize("world_of", [training, world])
+def test_the_first_screen_of_a_narrow_dashboard_has_a_picture_and_the_next_head(show, page, at_width, world_of):
+    at_width(370)
+    show("workers", {})
+    page.evaluate("document.body.replaceChildren()")
+    page.add_style_tag(content=BOARD_STYLE)
+    for name in BOARD:
+        Shown(page, name).open(world_of(4))
+    bottom = "one => one.getBoundingClientRect().bottom"
+    for part in (".rb-workers", ".rb-pipeline .rb-body", ".rb-autograd .rb-head"):
+        assert page.eval_on_selector(part, bottom) <= 700, part
+    assert page.locator(".rb-pipeline .rb-op").count() > 0 or page.locator(".rb-pipeline .rb-hint").is_visible()
+
+
+def test_controls_go_into_the_menu_and_come_back_as_they_were(show, page, at_width):
+    shown = show("messages", training(2))
+    search = shown.page.locator("input[type=search]")
+    search.fill("train")
+    controls = "[...document.querySelectorAll('.rb-head :is(button, input, select)')]"
+    order = f"{controls}.map(one => one.className || one.type)"
+    before = page.evaluate(order)
+    at_width(370)
+    page.evaluate("drawn()")
+    assert not search.is_visible()
+    opener(shown).click()
+    assert search.is_visible() and search.input_value() == "train"
+    at_width(1000)
+    page.evaluate("drawn()")
+    assert page.evaluate(order) == before and search.is_visible() and not opener(shown).is_visible()
+
+
+def test_a_menu_by_keys(show, at_width):
+    at_width(370)
+    at = busy_world()
+    del at[0]["tables"]["actions"]
+    shown = show("workers", at)
+    button = opener(shown, "tr[data-worker='2']")
+    keys = shown.page.keyboard
+    for key in ("Enter", " ", "ArrowDown"):
+        button.press(key)
+        assert button.get_attribute("aria-expanded") == "true" and focused(shown) == "stack worker2"
+        keys.press("Escape")
+        assert button.get_attribute("aria-expanded") == "false" and focused(shown) == "What to do with worker2"
+    button.press("Enter")
+    walk = []
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp", "Home", "End"):
+        keys.press(key)
+        walk.append(focused(shown).split()[0])
+    assert walk == ["interrupt", "restart", "stack", "restart", "stack", "restart"]
+    keys.press("Enter")
+    assert shown.page.locator(".rb-menu [data-sure]").inner_text() == "sure?", "it stays open for the second press"
+    keys.press("Enter")
+    assert shown.page.evaluate("sent").pop() == {"kind": "act", "action": "restart", "target": "worker2"}
+    assert not shown.page.get_by_role("menu").is_visible() and focused(shown) == "What to do with worker2"
+
+
+def test_a_menu_stays_while_its_table_is_drawn_anew_and_ends_with_its_row(show, at_width):
+    at_width(370)
+    at = training(3)
+    shown = show("workers", at)
+    opener(shown, "tr[data-worker='3']").click()
+    menu = shown.page.get_by_role("menu", name="What to do with worker3")
+    shown.page.keyboard.press("ArrowDown")
+    for n in range(5):
+        tell(at, 1, cpu=n / 10)
+        shown.move(at)
+        shown.whole(shown.version + 1, shown.view)
+        shown.version += 1
+        assert menu.is_visible() and focused(shown) == "interrupt worker3"
+    ask(at, "restart", "worker3")
+    shown.move(at)
+    assert menu.get_by_role("menuitem", name="restart").get_attribute("aria-disabled") == "true"
+    shown.move({id_: member for id_, member in at.items() if id_ != 3})
+    assert not menu.is_visible() and shown.count(".rb-menu[role=menu]") == 0
+
+
+def test_a_menu_lies_above_its_panel_within_the_page_and_closes_on_a_click_outside(show, at_width):
+    at_width(370)
+    shown = show("workers", training(4))
+    opener(shown, "tr[data-worker='4']").click()
+    menu = shown.page.get_by_role("menu", name="What to do with worker4")
+    box, panel = menu.bounding_box(), shown.page.locator(".rb-panel").bounding_box()
+    assert box["y"] + box["height"] > panel["y"] + panel["height"], "it is not cut by the panel"
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 370
+    restart = menu.get_by_role("menuitem", name="restart").bounding_box()
+    at_point = f"document.elementFromPoint({restart['x'] + 9}, {restart['y'] + 9}).textContent"
+    assert shown.page.evaluate(at_point) == "restart"
+    shown.page.mouse.click(60, 20)
+    assert not menu.is_visible()
+    opener(shown, "tr[data-worker='4']").click()
+    opener(shown).click()
+    assert not menu.is_visible() and shown.page.get_by_role("dialog").is_visible()
