@@ -313,7 +313,7 @@ class Frame {
     const isNarrow = width < NARROW_FRAME;
     if (width > 0 && isNarrow !== this.isNarrow) {
       this.isNarrow = isNarrow;
-      this.root.classList.toggle("rb-narrow", isNarrow);
+      this.root.classList.toggle("rb-small", isNarrow);
       this.menu.close(false);
       this.menu.opener.hidden = !isNarrow;
       for (const node of [...this.folding, this.tools]) {
