@@ -9,13 +9,15 @@ from rpcbench.panels.messages import MessagesPanel
 from rpcbench.panels.pipeline import PipelinePanel
 from rpcbench.panels.plan import PlanPanel
 from rpcbench.panels.progress import ProgressPanel
+from rpcbench.panels.resources import ResourcesPanel
 from rpcbench.panels.rrefs import RRefPanel
 from rpcbench.panels.shards import ShardsPanel
+from rpcbench.panels.traffic import TrafficPanel
 from rpcbench.panels.workers import WorkersPanel
 
 __all__ = [
     "AutogradPanel", "ComparePanel", "MessagesPanel", "Panel", "PipelinePanel", "PlanPanel", "ProgressPanel",
-    "RRefPanel", "ShardsPanel", "Source", "WorkersPanel", "panel",
+    "RRefPanel", "ResourcesPanel", "ShardsPanel", "Source", "TrafficPanel", "WorkersPanel", "panel",
 ]  # fmt: skip
 
 PANELS: dict[str, type[Panel]] = {
@@ -27,6 +29,8 @@ PANELS: dict[str, type[Panel]] = {
     "messages": MessagesPanel,
     "shards": ShardsPanel,
     "compare": ComparePanel,
+    "resources": ResourcesPanel,
+    "traffic": TrafficPanel,
 }
 """Those that follow a cluster."""
 ALL_PANELS: dict[str, type[Panel]] = {**PANELS, "plan": PlanPanel}
@@ -36,7 +40,8 @@ def panel(name: str, source: object = None) -> Panel:
     """Make a panel.
 
     Args:
-        name: "workers", "progress", "rrefs", "autograd", "pipeline", "messages", "shards", "compare" or "plan".
+        name: "workers", "progress", "rrefs", "autograd", "pipeline", "messages", "shards", "compare", "resources",
+            "traffic" or "plan".
         source: what to show; by default the current cluster. "pipeline", "messages" and "shards" show a result of
             `rpcbench.simulate`, "compare" one of `cluster.compare`, "plan" one of `rpcbench.plan`.
 

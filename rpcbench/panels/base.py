@@ -14,7 +14,8 @@ Rules
   unless this makes it rest for longer than `most_rest` seconds.
 - While nothing changes the thread wakes once per `beat` seconds, and says that the pictures are true. A browser that
   hears nothing for longer shows the age of its picture. With no viewer the thread ends, and no source is subscribed.
-- A browser that missed a message is correct again within `heal` seconds of a change: viewers send whole states then.
+- A browser that missed a message asks for the whole state after a few seconds, and in any case is correct again within
+  `heal` seconds of a change: viewers send whole states then. Those of views that are a history wait longer.
 - After `close` returns, nothing more is sent. A viewer that fails is closed with its error; the others continue.
 
 A displayed panel has a second output, a still picture of it, for readers of the saved notebook, who have no kernel.
@@ -216,7 +217,7 @@ class PanelFeed:
         if id(source) not in worlds:
             worlds[id(source)] = source.world()
         if has_changed := entry.viewer.show_world(worlds[id(source)]):
-            entry.whole_at = min(entry.whole_at, time.monotonic() + self._heal)
+            entry.whole_at = min(entry.whole_at, time.monotonic() + (entry.viewer.heal_seconds or self._heal))
         return has_changed
 
     def _give_up(self, entry: _Entry, error: Exception) -> None:
@@ -315,6 +316,7 @@ class Panel(anywidget.AnyWidget):
 
     look: ClassVar[staticmethod[[World], View]]  # computes the view of a world
     sentence: ClassVar[str]  # shown instead of the widget without a kernel
+    heal_seconds: ClassVar[float] = 0.0  # from a change to the whole state; 0: as the feed has it
     wants: ClassVar[str] = "it shows the current cluster, and needs nothing more"  # what `rpcbench.panel` takes for it
 
     state = traitlets.Dict().tag(sync=True)  # {"version": number, "view": view}

@@ -462,6 +462,68 @@ const STRINGS = {
       fails: (count) => (count === 1 ? "fails" : "fail"),
     },
   },
+  resources: {
+    title: "Resources",
+    help:
+      "Each chart is a figure of all members over the last minutes. Stacked, its height is the sum, and the dashed line is what " +
+      "their machines have: cores, memory, GPUs; if the sum is far below it, the chart ends before and its title names it. " +
+      "One select draws a line for each member instead, the other one chooses the minutes. The table below has the " +
+      "figures at the time under the pointer, at first the latest ones: left and right move through time, Home and End go to its " +
+      "ends, Escape follows the latest again; a click keeps a time. A triangle below a chart is a member that was started again, " +
+      "a cross one that was lost. Bytes count at the sender and at the receiver, with those of panels themselves, but not those " +
+      "of torch.distributed's collectives, which have connections of their own. Figures are asked for while a panel of " +
+      "resources, traffic or workers is open: a time without one has none, and there the chart has a gap.",
+    pictureTip: "Resources, charts: left and right move through time",
+    wait: ["The first figures come within two seconds.", ""],
+    modes: { stack: "all members, stacked", lines: "a line for each member" },
+    mode: "How members are drawn",
+    span: "Minutes that are shown",
+    minutes: (count) => (count === 1 ? "1 minute" : `${count} minutes`),
+    ago: (seconds) => (seconds % 60 ? `−${seconds} s` : `−${seconds / 60} min`),
+    now: "now",
+    latest: (time) => `latest, ${time}`,
+    at: (time, ago, step) => `${time}, ${ago} s before${step > 1 ? `, mean of ${step} s` : ""}`,
+    all: "all",
+    of: (limit) => `of ${limit}`,
+    most: (value) => `at most ${value}`,
+    began: (name, time) => `${name} was started again before ${time}`,
+    lost: (name, time) => `${name} was lost after ${time}`,
+    stats: { ready: "ready", lost: "lost" },
+    describe: (minutes, parts) => `Figures of the last ${minutes}. ${parts.join(", ")}.`,
+  },
+  traffic: {
+    title: "Traffic",
+    help:
+      "A row is a sender, a column a receiver, and a square the bytes that go from one to the other: the darker, the more. The " +
+      "select chooses bytes per second, of the last second or of ten, or all bytes since the two have their connection. The edges " +
+      "have the sums of a row and of a column. A click, or the arrow keys, choose a square, and the line below the picture says " +
+      "all figures of the pair, with the part that went through shared memory. Each byte is counted by its sender, and panels' own " +
+      "messages are counted, too. Not counted are collectives of torch.distributed, as it has connections of its own. A dashed row has " +
+      "not answered of late. Figures are asked for while a panel of traffic, resources or workers is open.",
+    pictureTip: "Traffic, picture: arrow keys choose a pair",
+    wait: ["The first figures come within two seconds.", ""],
+    quiet: ["Nothing was sent yet. A call sends something: ", 'rpc.rpc_sync("worker1", …)'],
+    spans: ["in the last second", "in the last 10 seconds", "since they connected"],
+    span: "Time that is shown",
+    rate: (bytes) => `${bytes}/s`,
+    from: "from",
+    to: "to",
+    sum: "all",
+    stats: { ready: "ready", sum: "between all", pair: "busy pair" },
+    pair: (from, to) => `${from} → ${to}`,
+    figures: (second, ten, all) => `${second}/s in the last second, ${ten}/s in the last 10 s, ${all} since they connected`,
+    shared: (bytes, share) => `${bytes} of it (${share}) through shared memory, the rest through a socket`,
+    socket: "through a socket on one host",
+    network: "over the network, between two hosts",
+    silent: (name) => `${name} has not answered of late: its figures are old`,
+    none: (from, to) => `${from} has sent ${to} nothing`,
+    noReport: (name) => `${name} has not reported yet`,
+    sent: (name, figure) => `${name} sent ${figure}`,
+    received: (name, figure) => `${name} was sent ${figure}`,
+    scale: (figure) => figure,
+    late: "no answer of late",
+    describe: (sum, span, pairs) => `${sum} ${span}. Most: ${pairs.join(", ") || "nothing"}.`,
+  },
   step: {
     help:
       "Each row is a message that has arrived at its receiver and waits for your click; the first row would be delivered next. " +

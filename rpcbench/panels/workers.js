@@ -5,11 +5,12 @@
 //   can act, which the trait `acts` of the model says. Where they have no room one button offers them in a menu.
 // - The columns are those of `telemetry/worker_columns.py`. A column that is optional exists while a worker has its figure.
 // - Columns that do not fit are folded, a name at a time, and a line below the table names them. What they show is in the open row.
-// - The curves of the last minute are made of the rows that come anyway, so they begin when the panel is opened.
+// - The curves of the last minute are made of the rows that come anyway, so they begin when the panel is opened. That of a rate
+//   is in the panel of resources only.
 
 const TEXT = STRINGS.workers;
 const COLUMNS = LISTS.workers;
-const CURVES = COLUMNS.filter(({ curve }) => curve);
+const CURVES = COLUMNS.filter(({ curve, is_rate: isRate }) => curve && !isRate);
 // Parts of cells that fold like columns, with their places in that order. `of`: memory of the machine or GPU; `buttons`: they stand
 // in a menu; `note`: the process; `line`: names and activities are cut.
 const PARTS = { of: 30, buttons: 35, note: 70, curves: 80, line: 90 };
@@ -359,7 +360,7 @@ function topsOf(history, workers) {
 
 // Returns the legend of the columns that are shown, with the scale of the curves, which all rows share: [mark, text] each.
 function legendOf(columns, folds, tops, isKnown) {
-  const curved = folds.isFolded("curves") || !isKnown ? [] : columns.filter(({ curve }) => curve);
+  const curved = folds.isFolded("curves") || !isKnown ? [] : columns.filter((column) => CURVES.includes(column));
   const text = ({ key, kind, head, remark }) => TEXT.legend.curve(head, FORMATS[kind](tops[key]), remark);
   const squares = folds.isFolded("threads") ? [] : ["full", "hollow"].map((kind) => [square(kind), TEXT.legend[kind]]);
   return [...curved.map((column) => [sample(column), text(column)]), ...squares];

@@ -29,7 +29,7 @@ from rpcbench.transport.base import Stream
 from rpcbench.transport.handshake import NO_WORLD, Identity, Objection
 from rpcbench.transport.hosts import host_id
 from rpcbench.transport.rendezvous import Rendezvous
-from rpcbench.transport.stream import ConnectionEnd, StreamConnection
+from rpcbench.transport.stream import ConnectionEnd, StreamConnection, TrafficCounts
 from rpcbench.wire.framing import Limits
 from rpcbench.wire.messages import Body
 
@@ -74,12 +74,12 @@ class ConnectionManager:
                 found.setdefault(entry.peer.id, []).append(entry.connection)
         return found
 
-    def traffic_by_member(self) -> dict[int, tuple[int, int]]:
-        """Return (bytes sent, bytes received) for each member, over its open connections."""
-        found: dict[int, tuple[int, int]] = {}
+    def traffic_by_member(self) -> dict[int, TrafficCounts]:
+        """Return the bytes of each member's open connections."""
+        found: dict[int, TrafficCounts] = {}
         for entry in self._table.all_entries():
-            (out, come), (before, earlier) = entry.connection.traffic_counts(), found.get(entry.peer.id, (0, 0))
-            found[entry.peer.id] = out + before, come + earlier
+            now, before = entry.connection.traffic_counts(), found.get(entry.peer.id, TrafficCounts())
+            found[entry.peer.id] = TrafficCounts(*map(sum, zip(now, before, strict=True)))
         return found
 
     def flush_connections(self) -> None:

@@ -64,7 +64,7 @@ class Health:
         self._rows: Table = {}
         self._before: tuple[float, float] | None = None  # (time, CPU seconds) at the last request
         self._memory: tuple[float, int | None] = float("-inf"), None  # (time, bytes) of the last measurement
-        self._process, self._ram = psutil.Process(), psutil.virtual_memory().total
+        self._process, self._ram, self._cores = psutil.Process(), psutil.virtual_memory().total, os.cpu_count()
         agent.links.bus.register_table("health", self.health_table)
         agent.on_notice(LOOK, self._probe_received)
 
@@ -85,14 +85,15 @@ class Health:
 
     def _measure_health(self, question: int) -> Row:
         agent = self._agent
-        peers = {str(peer): list(count) for peer, count in sorted(agent.links.peers.traffic_by_member().items())}
+        counts = sorted(agent.links.peers.traffic_by_member().items())
+        peers = {str(peer): [count.sent, count.received] for peer, count in counts}
+        lent = {str(peer): count.lent for peer, count in counts if count.lent}
         return {
             "question": question, "pid": os.getpid(), "host": host_id(), "cpu": self._cpu_share(),
-            "memory": self._unshared_memory(),
+            "memory": self._unshared_memory(), "clock": round(time.monotonic(), 3), "cores": self._cores,
             "ram": self._ram, "busy": agent.calls.pool.busy, "waiting": agent.calls.pool.waiting,
             "queued": agent.machine.read_node(_count_queued_calls), "cells": self.count_cells(), "peers": peers,
-            "awaits": self._awaited_members(),
-            "gpu": gpus.gpu_report(),
+            "lent": lent, "awaits": self._awaited_members(), "gpu": gpus.gpu_report(),
         }  # fmt: skip
 
     def _awaited_members(self) -> list[int]:

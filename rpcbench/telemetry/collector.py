@@ -6,7 +6,7 @@
 - Once this process leaves, the world is that of the moment before: what follows is only the end, not the program.
 - `HealthPoller` requests the state of all members twice a second while it has subscribers, but never has two requests
   at one member: a busy or stopped member must not find a queue of them. The numbers of requests and answers give the
-  duration of its silence.
+  duration of its silence. Each answer also goes to the history of figures, which lasts as long as this process.
 - A member answers a request of `LatencyProbes` after all reports that were due before it. So an answer means that these
   have arrived, and it has the time of the member's clock.
 """
@@ -40,6 +40,7 @@ from rpcbench.telemetry.message_views import (
     estimate_clock,
     gather,
 )
+from rpcbench.telemetry.resource_history import ResourceHistory
 from rpcbench.telemetry.views import PERIOD, World
 
 MEASURE_SECONDS = 5.0  # between two measurements of a member's clock
@@ -355,6 +356,7 @@ class HealthPoller:
         self._changes = Condition()  # wakes the thread so that it can end
         self._question = 0  # number of the latest request
         self._latest_requests: dict[int, int] = {}  # number of the latest request to each member
+        self.history = ResourceHistory(agent.links.bus)
         agent.on_member(self._member_changed)
         agent.hooks.on_end.append(self._changes.notify_all)
 
@@ -400,7 +402,7 @@ class HealthPoller:
 
     def _poll_loop(self) -> None:
         while self._goes_on():
-            self._send_requests()
+            self.history.add_answers(self._send_requests(), time.monotonic())
             self._changes.wait_for(lambda: not (self._subscribers and self._agent.running), PERIOD)
 
     def _goes_on(self) -> bool:
@@ -408,8 +410,8 @@ class HealthPoller:
             self._is_polling = bool(self._subscribers) and self._agent.running
             return self._is_polling
 
-    def _send_requests(self) -> None:
-        """Send a request to each member that has answered its last one."""
+    def _send_requests(self) -> World:
+        """Send a request to each member that has answered its last one. Return the world that has their answers."""
         world = self._collector.world() if self._agent.running else {}
         with self._lock:
             self._question += 1
@@ -420,6 +422,7 @@ class HealthPoller:
             question = self._question
         for id_ in free:
             self._agent.notify(id_, LOOK, question)
+        return world
 
     def _has_answered(self, id_: int, member: dict[str, Any]) -> bool:
         answered: int = member["tables"].get("health", {}).get(str(id_), {}).get("question", 0)

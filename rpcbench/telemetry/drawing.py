@@ -16,6 +16,7 @@ from rpcbench.telemetry import worker_columns
 from rpcbench.telemetry.compare_view import PHASES, VERDICT_MARKS
 from rpcbench.telemetry.message_views import FAMILY_COLOURS, MESSAGE_FAMILIES, MESSAGE_STATES
 from rpcbench.telemetry.progress_view import JOB_STATES
+from rpcbench.telemetry.resource_views import MEMBER_COLOURS, chart_rows
 from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
 from rpcbench.telemetry.views import RREF_STATES, TYPE_COLOURS
 
@@ -37,6 +38,7 @@ _COLOURS: dict[str, dict[str, dict[str, str]]] = {
         "phase": {f"phase-{mark.name.replace(' ', '-')}": mark.colour for mark in TIMELINE_MARKS},
         "letter": {f"phase-{mark.name.replace(' ', '-')}": mark.ink for mark in TIMELINE_MARKS},
     },
+    "resources": {"shade": {f"shade-{n}": colour for n, colour in enumerate(MEMBER_COLOURS)}},
     "rrefs": {"type": {f"type-{colour}": colour for colour in TYPE_COLOURS} | {"type-mixed": "dim"}},
     "shards": {
         "way": {f"way-{key}": mark.colour for key, mark in SHARD_WAYS.items()}
@@ -62,6 +64,7 @@ def lists_script() -> str:
         "pipeline": {"kinds": {kind: mark.name.partition(" ")[2] for kind, mark in MARKS.items()}},
         "plan": {"phases": [mark.name for mark in TIMELINE_MARKS]},
         "progress": {"jobs": JOB_STATES},
+        "resources": chart_rows(),
         "rrefs": {"states": RREF_STATES},
         "shards": {
             "parts": {key: mark.name for key, mark in SHARD_PARTS.items()},

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
-from rpcbench.telemetry.worker_columns import figure_shapes
+from rpcbench.telemetry.worker_columns import chart_columns, figure_shapes
 
 _MOST = 2**63  # bound of all numbers: larger ones would fail only later, when a view is drawn
 _NUMBERS = {
@@ -102,8 +102,13 @@ _SHAPES: dict[str, dict[str, Any]] = {
     },
     "health": {
         "waiting": int, "cells": (None, int), "busy": (None, int), "question?": int,
-        "peers?": {NUMBER: [int, int]}, "awaits?": [int], **figure_shapes(),
+        "peers?": {NUMBER: [int, int]}, "lent?": {NUMBER: int}, "clock?": float, "awaits?": [int], **figure_shapes(),
     },
+    "samples": {
+        "at": int, "step": int, "began": [int], "of": {f"{one.key}?": {NUMBER: float} for one in chart_columns()},
+        "limits": {f"{one.key}?": float for one in chart_columns()},
+    },
+    "traffic": {"from": int, "host": str, "silent": bool, "to": {NUMBER: [int, int, int, int]}},
     "launched": {"name": str, "state": str, "incarnation": int, "log": str},
 }  # fmt: skip
 """The fields of each table that views read; rows of other tables may have any."""

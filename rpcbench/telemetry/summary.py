@@ -10,6 +10,7 @@ from rpcbench.telemetry.compare_view import compare_text
 from rpcbench.telemetry.message_views import MESSAGE_STATES
 from rpcbench.telemetry.plan_view import plan_text
 from rpcbench.telemetry.progress_view import progress_text
+from rpcbench.telemetry.resource_views import resources_text, traffic_text
 from rpcbench.telemetry.shard_views import shards_text
 from rpcbench.telemetry.views import RREF_STATES, View
 from rpcbench.telemetry.worker_columns import figure_words
@@ -24,7 +25,7 @@ def summarize_view(view: View) -> str:
         "rrefs": _summarize_rrefs, "contexts": _summarize_contexts, "steps": _summarize_steps,
         "messages": _summarize_messages, "logs": _how_they_are,
         "held": _summarize_held, "pieces": shards_text, "comparisons": compare_text,
-        "plans": plan_text, "jobs": progress_text,
+        "plans": plan_text, "jobs": progress_text, "samples": resources_text, "flows": traffic_text,
     }  # fmt: skip
     for section, write in kinds.items():
         if section in view:

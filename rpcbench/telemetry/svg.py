@@ -45,6 +45,8 @@ _KINDS = {
     "comparisons": _Kind("compare", "Comparison"),
     "plans": _Kind("plan", "Layouts"),
     "jobs": _Kind("progress", "Progress"),
+    "samples": _Kind("resources", "Resources"),
+    "flows": _Kind("traffic", "Traffic"),
     "held": _Kind("step", "Held messages"),
 }
 

@@ -2,8 +2,8 @@
 
 Guarantees
 - A new figure of a worker needs its measurement (`runtime.publisher.Health`) and one row of `WORKER_COLUMNS`. The view,
-  the table with its heads, tooltips, curves, folds, legend and help, the text, the still picture, and the check of
-  records read this list.
+  the table with its heads, tooltips, curves, folds, legend and help, the text, the still picture, the history and the
+  charts of the panel of resources, and the check of records read this list.
 - A member, or a record, of another version may lack a figure: its value is None, and nothing is drawn for it.
 """
 
@@ -32,7 +32,9 @@ class Column:
     whole: str = ""  # place of the amount of which the figure is a part
     is_of_host: bool = False  # the whole belongs to the host: with one host it stands above the table
     is_optional: bool = False  # the column is there only while a worker has the figure
-    curve: str = ""  # colour of a curve of the last minute
+    curve: str = ""  # colour of a curve of the last minute; such a column has a chart in the panel of resources
+    is_rate: bool = False  # only the chart has the curve: the change of the figure in a second
+    limit: str = ""  # place of the amount that the machine or the GPU has; a text counts as one
     level: float | None = None  # a value that a dashed line marks in the curve
     remark: str = ""  # a part of the legend, behind the scale of the curve
     fold: int = 25  # columns with low numbers are the first to fold where there is no room; 0: never
@@ -51,11 +53,11 @@ WORKER_COLUMNS = (
         "it does not wait, or is idle.",
     ),
     Column(
-        "cpu", "CPU", "share", curve="blue", level=1, remark="dashed: 100 %, one core", fold=0,
+        "cpu", "CPU", "share", curve="blue", limit="cores", level=1, remark="dashed: 100 %, one core", fold=0,
         help="100 % of CPU is one core.",
     ),
     Column(
-        "memory", "memory", "bytes", whole="ram", is_of_host=True, curve="purple", fold=0,
+        "memory", "memory", "bytes", whole="ram", is_of_host=True, curve="purple", limit="ram", fold=0,
         help="The memory is the bytes that no other process shares; the second figure is that of its machine.",
     ),
     Column(
@@ -64,10 +66,11 @@ WORKER_COLUMNS = (
     ),
     Column(
         "gpu_memory", "GPU memory", "bytes", source="gpu.memory", whole="gpu.total", is_optional=True, curve="green",
-        fold=0, help="GPU memory is the bytes in use there, by all processes.",
+        limit="gpu.total", fold=0, help="GPU memory is the bytes in use there, by all processes.",
     ),
     Column(
-        "gpu_use", "GPU use", "share", source="gpu.use", is_optional=True, curve="orange", fold=0,
+        "gpu_use", "GPU use", "share", source="gpu.use", is_optional=True, curve="orange", limit="gpu.name",
+        fold=0,
         help="GPU use is the share of time in which it computes.",
     ),
     Column(
@@ -79,7 +82,7 @@ WORKER_COLUMNS = (
         help="“queue” counts calls that have arrived and not begun.",
     ),
     Column(
-        "bytes", "bytes", "traffic", fold=20, detail="bytes sent and received",
+        "bytes", "bytes", "traffic", fold=20, detail="bytes sent and received", curve="teal", is_rate=True,
         help="“bytes” are those sent and received, through shared memory too.",
     ),
     Column("log", "last output", "log", "The last output is the last line that it wrote outside cells.", fold=10),
@@ -114,10 +117,37 @@ def figure_shapes() -> dict[str, Any]:
     """Return the shape of the figures in a row of the table "health", as `record_schema` has shapes."""
     found: dict[str, Any] = {}
     for column in _figures():
-        for place in filter(None, (column.source or column.key, column.whole)):
+        for place in filter(None, (column.source or column.key, column.whole, column.limit)):
             outer, _, inner = place.rpartition(".")
             fields = found.setdefault(f"{outer}?", (None, {}))[1] if outer else found
-            fields[f"{inner}?"] = (None, SHAPES[column.kind])
+            fields.setdefault(f"{inner}?", (None, SHAPES[column.kind]))
+    return found
+
+
+def chart_columns() -> list[Column]:
+    """Return the columns whose figures the panel of resources shows over time."""
+    return [column for column in WORKER_COLUMNS if column.curve]
+
+
+def is_of_gpu(key: str) -> bool:
+    """Return whether the figure of this column is that of a GPU, and not of a process."""
+    return any(column.key == key and column.source.startswith("gpu.") for column in WORKER_COLUMNS)
+
+
+def read_levels(told: Row) -> dict[str, float]:
+    """Return the known figures with a chart, but for rates, of a row of the table "health"."""
+    found = {one.key: _look_up(told, one.source or one.key) for one in chart_columns() if not one.is_rate}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def read_limits(told: Row) -> dict[str, tuple[str, float]]:
+    """Return by the keys of figures the machine or GPU that a member uses, and the amount that it has in all."""
+    found: dict[str, tuple[str, float]] = {}
+    for column in chart_columns():
+        amount = _look_up(told, column.limit) if column.limit else None
+        if amount is not None:
+            gpu = _look_up(told, "gpu.name") if column.limit.startswith("gpu.") else ""
+            found[column.key] = f"{told.get('host', '')} {gpu}", 1 if isinstance(amount, str) else amount
     return found
 
 

@@ -56,6 +56,14 @@ class ConnectionEnd(NamedTuple):
     broken: bool
 
 
+class TrafficCounts(NamedTuple):
+    """The bytes that went over a connection, those in shared memory included."""
+
+    sent: int = 0
+    received: int = 0
+    lent: int = 0  # of those sent, the bytes in shared memory
+
+
 class StreamConnection:
     """A connection to one authenticated peer over a stream. `helper` runs a job on another thread."""
 
@@ -261,9 +269,10 @@ class StreamConnection:
                 return chunk
         return []
 
-    def traffic_counts(self) -> tuple[int, int]:
-        """Return the bytes sent and received, those in shared memory included."""
-        return self.said + self._store.lent, self.bytes_received + self._store.borrowed
+    def traffic_counts(self) -> TrafficCounts:
+        """Return the bytes sent and received so far."""
+        lent = self._store.lent
+        return TrafficCounts(self.said + lent, self.bytes_received + self._store.borrowed, lent)
 
     # -- reading
     def read_frames(self) -> list[Frame] | ConnectionEnd:

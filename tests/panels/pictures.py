@@ -48,6 +48,24 @@ def tell(at: World, worker: int, question: int = 9, **figures: Any) -> None:
     at[worker]["tables"]["health"] = {str(worker): row}
 
 
+def sample(
+    at: World, second: int, cpu: dict[int, float], step: int = 1, began: tuple[int, ...] = (), **more: Any
+) -> None:
+    """The figures of members in a second, as the notebook keeps them."""
+    of = {"cpu": cpu, "memory": dict.fromkeys(cpu, 3e8), "bytes": {i: 1e6 * (1 + i) for i in cpu}, **more}
+    of = {key: {str(i): value for i, value in figures.items()} for key, figures in of.items()}
+    limits = {"cpu": 4, "memory": 25_200_000_000}
+    row = {"at": second, "step": step, "began": list(began), "of": of, "limits": limits}
+    at[0]["tables"].setdefault("samples", {})[f"{step}/{second}"] = row
+
+
+def flow(at: World, sender: int, to: dict[int, tuple[int, ...]], host: str = "h", silent: bool = False) -> None:
+    """What a member has sent, by receiver: bytes in the last second, in a second of ten, all, and in shared memory."""
+    flows = {str(i): list(figures) for i, figures in to.items()}
+    row = {"from": sender, "host": host, "silent": silent, "to": flows}
+    at[0]["tables"].setdefault("traffic", {})[str(sender)] = row
+
+
 def launch(at: World, worker: int, name: str = "", state: str = "ready", log: str = "") -> None:
     """What the notebook says of a process that it has started."""
     row = {"name": name or f"worker{worker}", "pid": 100 + worker, "incarnation": 0, "state": state, "log": log}

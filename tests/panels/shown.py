@@ -8,6 +8,7 @@ import re
 from pictures import (
     ask,
     compare,
+    flow,
     gpipe,
     job,
     launch,
@@ -15,6 +16,7 @@ from pictures import (
     own,
     record,
     run_backward,
+    sample,
     send,
     tell,
     use,
@@ -27,7 +29,7 @@ from rpcbench.panels import ALL_PANELS, PANELS
 from rpcbench.telemetry.views import diff_views
 
 TABLES = ("workers", "progress", "shards")
-PICTURES = [name for name in PANELS if name not in (*TABLES, "compare")]  # drawn as one SVG of workers
+PICTURES = [name for name in PANELS if name not in (*TABLES, "compare", "resources", "traffic")]  # as one SVG
 NASTY = ["notebook", "<img src=x onerror='window.hurt=1'>", "</text><script>window.hurt=1</script>", "&amp;\"'" * 20]
 
 
@@ -112,6 +114,11 @@ def busy_world(names=None):
     launch(at, 1, name, log=f"first line\n{name} says <b>")
     launch(at, 3, at[3]["name"], "killed by SIGKILL")
     job(at, 3, NASTY[1], note=NASTY[2])
+    for second in range(20):
+        sample(at, 1_800_000_000 + second, {0: 0.1, 1: 1.5, 2: 0.2 * (second % 5)}, began=(1,) if second == 9 else ())
+    flow(at, 0, {1: (1000, 900, 50_000, 0), 2: (0, 0, 400, 0)})
+    flow(at, 1, {2: (4_200_000, 2_000_000, 30_000_000, 29_000_000)})
+    flow(at, 3, {0: (0, 0, 700, 0)}, silent=True)
     ask(at, "restart", name)
     ask(at, "interrupt", name, f"RpcError: {name}")
     return at

@@ -10,7 +10,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import compare, gpipe, launch, meet, own, record, run_backward, send, tell, use, value, world
+from pictures import (
+    compare,
+    flow,
+    gpipe,
+    launch,
+    meet,
+    own,
+    record,
+    run_backward,
+    sample,
+    send,
+    tell,
+    use,
+    value,
+    world,
+)
 from spoiled import DAMAGE, damaged
 
 from rpcbench.panels import PANELS
@@ -29,7 +44,9 @@ def whole() -> dict[str, Any]:
     gpipe(at, 1, 2, 2, 1.0)
     send(at, 0, 1, "Call", 5.0, label="f")
     meet(at, 1, {1: 1.0, 2: 1.5}, 2.0)
-    tell(at, 1)
+    tell(at, 1, lent={"0": 5}, cores=2, clock=3.5)
+    sample(at, 100, {0: 0.5, 1: 1.0}, began=(1,))
+    flow(at, 1, {0: (1, 2, 3, 0)})
     launch(at, 1)
     compare(at, value("initial", "up.weight"), value("forward", "up", "wrong", maps=[[[0], [1, 1], [[9]]]]), first="1")
     after = flatten_world(at, None)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.browser
 
 HINTS = {"rrefs": "rpc.remote(", "autograd": "context()", "pipeline": ".step(", "messages": "rpc_sync("}
 HINTS |= {"shards": "%panel shards model", "compare": "cluster.compare(", "progress": "cluster.map("}
+HINTS |= dict.fromkeys(["resources", "traffic"], "within two seconds")
 
 
 @pytest.mark.parametrize(("name", "hint"), HINTS.items())

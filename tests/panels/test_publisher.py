@@ -39,6 +39,8 @@ class Counter:
 class Watcher:
     """A viewer that notes what it is shown, and fails or blocks when told to."""
 
+    heal_seconds = 0.0  # as the feed has it
+
     def __init__(self):
         self.seen = []
         self.wholes = 0
