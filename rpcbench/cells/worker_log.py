@@ -20,12 +20,12 @@ from rpcbench.base.errors import count_noun
 _LAST_LINES = 20  # of a log, that `read_last_lines` returns
 _LAST_BYTES = 1 << 16  # of a log, in which `read_last_lines` looks for them
 _FATAL = "Fatal Python error"  # how faulthandler begins
-_SECRET = re.compile(r'secret\\*": *\\*"')  # in a request, which is JSON in JSON
+SECRET = re.compile(r'secret\\*": *\\*"')  # in a request, which is JSON in JSON
 _FRAMES = re.compile(
     r"(?:^Exception raised from .+ \(most recent call first\):\n)?((?:^frame #\d+: .*(?:\n|\Z))+)\n?", re.MULTILINE
 )  # of C++, as torch adds them to an error
 _TOLD_BY_TORCH = re.compile(r"^(?:\[rank\d+\]:)?\[W\d{4} .+\] ?\[c10d\]")  # a warning about a connection
-_LEFT_OUT = "(a terminal has echoed the request to the worker here; it has the cluster's secret, and is left out)"
+LEFT_OUT = "(a terminal has echoed the request to the worker here; it has the cluster's secret, and is left out)"
 
 
 def log_path(directory: Path, worker: str, incarnation: int) -> Path:
@@ -51,7 +51,7 @@ def read_last_lines(log: Path) -> str:
     if start:
         del lines[:1]  # it lacks its beginning, and with that perhaps the name of the secret that it has
     # Before `splitlines`, which also splits at "\r": a terminal may echo one line in several pieces.
-    shown = "\n".join(_LEFT_OUT if _SECRET.search(line) else line for line in lines).splitlines()
+    shown = "\n".join(LEFT_OUT if SECRET.search(line) else line for line in lines).splitlines()
     own = [line for line in shown if not (line.startswith(FORK_MARK) or _TOLD_BY_TORCH.match(line))]
     text = _FRAMES.sub("", "\n".join(own))
     begin = text.rfind(_FATAL)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
 from functools import cached_property, partial
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
@@ -87,6 +88,11 @@ class BaseCluster(ABC):
     @abstractmethod
     def log(self, name: str) -> str:
         """Return the last lines that a worker, lost or not, wrote outside any cell or call; empty if it wrote none."""
+
+    @abstractmethod
+    def find_log(self, name: str) -> Path:
+        """Return the file that has a worker's output outside cells. RpcError, with the place of that output, where no
+        file of this host has it."""
 
     def _count_calls(self) -> Counter[int]:
         """Return how many calls of this process wait for a reply, by the id of the worker."""

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rpcbench.base.conditions import Condition
@@ -229,6 +230,13 @@ class Cluster(BaseCluster):
     def log(self, name: str) -> str:
         """Return the last lines that a worker, lost or not, wrote outside any cell or call; empty if it wrote none."""
         return self._find_handle(name).last_words()
+
+    def find_log(self, name: str) -> Path:
+        handle = self._find_handle(name)
+        path = getattr(handle, "readable", getattr(handle, "log", None))  # not all launchers' handles have a log
+        if not path:
+            raise RpcError(f"the output of {name} is in no file of this host: look where its launcher keeps it")
+        return Path(path)
 
     def connection_file(self, name: str) -> str:
         """Return the file for `jupyter console --existing FILE`. RuntimeError if the worker is not a kernel."""

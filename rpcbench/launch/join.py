@@ -13,6 +13,7 @@ import atexit
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rpcbench.base.conditions import Condition
@@ -172,6 +173,9 @@ class AttachedCluster(BaseCluster):
 
     def log(self, name: str) -> str:
         self._location_of_worker(name)
+        raise RpcError(f"torchrun has started {name}: its output outside cells goes to torchrun's output")
+
+    def find_log(self, name: str) -> Path:
         raise RpcError(f"torchrun has started {name}: its output outside cells goes to torchrun's output")
 
     # -- changes

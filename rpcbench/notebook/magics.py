@@ -286,6 +286,7 @@ class ClusterMagics(Magics):
         %panel compare     the last report of cluster.compare: each value of a training step, right or wrong
         %panel resources   CPU, memory, bytes and GPUs of all members over the last minutes, as charts
         %panel traffic     bytes per second from each member to each other one, as a matrix
+        %panel logs        output of workers outside cells: by worker, searched, warnings and errors; of lost ones too
         %panel plan plan   the layouts of a result of rpcbench.plan, which this variable of the notebook holds
 
         `%panel pipeline world`, `%panel messages world` and `%panel shards world` show the step of a result of

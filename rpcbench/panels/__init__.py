@@ -5,6 +5,7 @@ from __future__ import annotations
 from rpcbench.panels.autograd import AutogradPanel
 from rpcbench.panels.base import Panel, Source
 from rpcbench.panels.compare import ComparePanel
+from rpcbench.panels.logs import LogsPanel
 from rpcbench.panels.messages import MessagesPanel
 from rpcbench.panels.pipeline import PipelinePanel
 from rpcbench.panels.plan import PlanPanel
@@ -16,8 +17,8 @@ from rpcbench.panels.traffic import TrafficPanel
 from rpcbench.panels.workers import WorkersPanel
 
 __all__ = [
-    "AutogradPanel", "ComparePanel", "MessagesPanel", "Panel", "PipelinePanel", "PlanPanel", "ProgressPanel",
-    "RRefPanel", "ResourcesPanel", "ShardsPanel", "Source", "TrafficPanel", "WorkersPanel", "panel",
+    "AutogradPanel", "ComparePanel", "LogsPanel", "MessagesPanel", "Panel", "PipelinePanel", "PlanPanel",
+    "ProgressPanel", "RRefPanel", "ResourcesPanel", "ShardsPanel", "Source", "TrafficPanel", "WorkersPanel", "panel",
 ]  # fmt: skip
 
 PANELS: dict[str, type[Panel]] = {
@@ -31,6 +32,7 @@ PANELS: dict[str, type[Panel]] = {
     "compare": ComparePanel,
     "resources": ResourcesPanel,
     "traffic": TrafficPanel,
+    "logs": LogsPanel,
 }
 """Those that follow a cluster."""
 ALL_PANELS: dict[str, type[Panel]] = {**PANELS, "plan": PlanPanel}
@@ -41,7 +43,7 @@ def panel(name: str, source: object = None) -> Panel:
 
     Args:
         name: "workers", "progress", "rrefs", "autograd", "pipeline", "messages", "shards", "compare", "resources",
-            "traffic" or "plan".
+            "traffic", "logs" or "plan".
         source: what to show; by default the current cluster. "pipeline", "messages" and "shards" show a result of
             `rpcbench.simulate`, "compare" one of `cluster.compare`, "plan" one of `rpcbench.plan`.
 

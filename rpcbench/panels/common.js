@@ -126,6 +126,13 @@ class Slots {
   }
 }
 
+// Lets the browser save a file that is made here.
+function saveFile(name, type, text) {
+  const link = html("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
 // ---- the view and its deltas
 
 // Returns the view after a delta. Sections and rows that the delta does not change are the same objects as before.

@@ -102,13 +102,6 @@ function curvesAbove(frame, choose) {
 
 // ---- files
 
-// Lets the browser save a file that is made here.
-function saveFile(name, type, text) {
-  const link = html("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}
-
 const PAINT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity", "overflow"];
 const TYPE = ["font-family", "font-size", "font-weight", "text-anchor"];
 

@@ -427,6 +427,40 @@ const STRINGS = {
     summand: "a summand of it",
     unlisted: "not listed",
   },
+  logs: {
+    title: "Logs",
+    help:
+      "What the workers write outside cells: prints of calls and of background threads, warnings, logging, and output of C " +
+      "code. Output of a cell stands in the cell. A button shows one worker, or all: their lines are in the order in which " +
+      "the panel has seen them, looking twice a second, as a log has no times; lines from before it was opened stand worker " +
+      "by worker. The panel reads only while it is open, and keeps the last 2,000 lines of each worker, 200 kB at most. " +
+      "Errors are: lines that begin with the name of an exception, as ValueError:, or with torch's [E0131 …]; ERROR, CRITICAL " +
+      "or FATAL in capitals near the beginning; tracebacks; a crash and all that follows. Warnings are: …Warning: and the " +
+      "line of code below it; WARNING near the beginning; [W0131 …]. A traceback counts as one error. In the search field Enter goes to the next match, Shift " +
+      "and Enter to the one before.",
+    nothing: "No worker has written anything outside cells.",
+    nothingOf: (name) => `${name} has written nothing outside cells.`,
+    noWorkers: ["No worker of a cluster here. Start two: ", "%cluster start 2"],
+    record: "Records hold no output of workers: look at it while they run.",
+    fits: { warnings: "No line is a warning or an error.", errors: "No line is an error." },
+    all: "all",
+    tabs: "Whose lines",
+    tab: (name, errors) => (errors ? `${name}, ${plural(errors, "error")}` : name),
+    find: "search",
+    findTip: "Search in the lines; Enter goes to the next match, Shift and Enter to the one before",
+    found: (at, count) => (count ? (at ? `${at} of ${count}` : plural(count, "match").replace("matchs", "matches")) : "no match"),
+    level: "Levels of lines",
+    levels: { all: "all lines", warnings: "warnings and errors", errors: "errors only" },
+    save: "save",
+    saveTip: "Save the lines that are shown as a file",
+    fresh: (count) => `↓ ${plural(count, "new line")}`,
+    end: "↓ to the end",
+    earlier: (name, path) => `Earlier lines of ${name} are not shown. Its log has them: ${path}`,
+    earlierOfMany: (names, path) => `Earlier lines of ${names} are not shown. Their logs have them, as ${path}`,
+    read: (time) => `seen at ${time}`,
+    stats: { worker: "worker", line: "line", warning: "warning", error: "error" },
+    describe: (lines, warnings, errors) => `${plural(lines, "line")}, ${plural(warnings, "warning")}, ${plural(errors, "error")}.`,
+  },
   plan: {
     title: "Layouts",
     help:

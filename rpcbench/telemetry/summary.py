@@ -7,6 +7,7 @@ from collections import Counter
 from rpcbench.base.errors import count_noun
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.compare_view import compare_text
+from rpcbench.telemetry.log_view import logs_text
 from rpcbench.telemetry.message_views import MESSAGE_STATES
 from rpcbench.telemetry.plan_view import plan_text
 from rpcbench.telemetry.progress_view import progress_text
@@ -26,6 +27,7 @@ def summarize_view(view: View) -> str:
         "messages": _summarize_messages, "logs": _how_they_are,
         "held": _summarize_held, "pieces": shards_text, "comparisons": compare_text,
         "plans": plan_text, "jobs": progress_text, "samples": resources_text, "flows": traffic_text,
+        "files": logs_text,
     }  # fmt: skip
     for section, write in kinds.items():
         if section in view:

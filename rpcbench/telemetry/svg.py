@@ -42,6 +42,7 @@ _KINDS = {
     "messages": _Kind("messages", "Messages"),
     "pieces": _Kind("shards", "Sharding", "models"),
     "logs": _Kind("workers", "Workers"),
+    "files": _Kind("logs", "Logs"),
     "comparisons": _Kind("compare", "Comparison"),
     "plans": _Kind("plan", "Layouts"),
     "jobs": _Kind("progress", "Progress"),

@@ -142,6 +142,24 @@ def make_by_hand(mesh):
 ]
 
 # Blocks with fully_shard, and tensor parallelism or none, on all meshes of 64 GPUs.
+LOGGED = [
+    "%panel logs",
+    """%%remote all
+import logging, sys, threading, time
+log = logging.getLogger("train")
+logging.basicConfig(stream=sys.__stderr__, force=True, format="%(levelname)s:%(name)s:%(message)s", level="INFO")
+def train(step=0):
+    time.sleep(0.5)
+    for step in range(6):
+        log.info(f"step {step} loss {1 / (step + 1):.3f}")
+    log.warning("the loss of step 6 is high: 3.2")
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        log.exception("step 7 failed")
+threading.Thread(target=train).start()""",
+]
+
 PLANNED = """import torch, rpcbench
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -328,6 +346,15 @@ def of_compare(shots: Shots) -> None:
     shots.take(notebook.page, "compare")
 
 
+def of_logs(shots: Shots) -> None:
+    """What workers write outside cells, with an error that is searched for."""
+    notebook = shots.open(2, LOGGED, 1200)
+    shots.run(notebook, *LOGGED)
+    notebook.page.locator(".rb-logs .rb-line", has_text="ZeroDivisionError").first.wait_for()
+    notebook.page.locator(".rb-logs .rb-tools input").fill("loss")
+    shots.take(notebook.page, "logs")
+
+
 def of_plan(shots: Shots) -> None:
     """The layouts of a plan, and the step of the best one."""
     notebook = shots.open(1, [PLANNED], 1500)
@@ -398,6 +425,7 @@ PANELS = {
     "shards": of_shards,
     "compare": of_compare,
     "plan": of_plan,
+    "logs": of_logs,
     "simulated": of_simulated,
     "autograd": of_autograd,
     "training": of_training,

@@ -13,7 +13,7 @@ from worlds import PATIENCE
 
 from rpcbench.cells import output
 from rpcbench.cells.output import CellKey, CellStream, LogTail, OutputStream
-from rpcbench.cells.worker_log import _LEFT_OUT, read_last_lines
+from rpcbench.cells.worker_log import LEFT_OUT, read_last_lines
 
 KEY = CellKey(0, 7)
 
@@ -150,6 +150,6 @@ def test_no_piece_of_a_line_that_has_a_secret_is_among_the_last_words(tmp_path: 
     """A terminal that wraps the request may separate its pieces by a carriage return alone."""
     log = tmp_path / "worker1.log"
     log.write_bytes(b'10%\r20%\r\n{"config": "{\\"secret\\": \\"\rdeadbeef\r0123\\"}"}\r\nended\n')
-    assert read_last_lines(log) == f"10%\n20%\n{_LEFT_OUT}\nended"
+    assert read_last_lines(log) == f"10%\n20%\n{LEFT_OUT}\nended"
     log.write_bytes(b'secret": "\rdead' + b"beef" * 20_000 + b"\rbeef\nended\n")
     assert read_last_lines(log) == "ended"

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from rpcbench.base.ids import Row
+from rpcbench.telemetry.log_view import LevelFinder
 from rpcbench.telemetry.message_views import gather
 from rpcbench.telemetry.views import World
 
@@ -70,6 +71,20 @@ def launch(at: World, worker: int, name: str = "", state: str = "ready", log: st
     """What the notebook says of a process that it has started."""
     row = {"name": name or f"worker{worker}", "pid": 100 + worker, "incarnation": 0, "state": state, "log": log}
     at[0]["tables"].setdefault("launched", {})[str(worker)] = row
+
+
+def say(at: World, worker: int, *lines: str, kind: str = "", seen: float | None = 1000.0, **log: Any) -> None:
+    """Lines that a worker wrote outside cells, or a line of the panel's own."""
+    tables = at[worker]["tables"]
+    blocks = tables.setdefault("log_lines", {})
+    order = 1 + sum(len(member["tables"].get("log_lines", {})) for member in at.values())
+    usual = {"name": at[worker]["name"], "path": f"/logs/{worker}.0.log", "missing": "", "lost": "", "skipped": 0}
+    file = {**usual, "lines": 0, **tables.get("log_files", {}).get(str(worker), {}), **log}
+    if lines:
+        levels = LevelFinder().find_levels(lines)
+        about = {"worker": worker, "kind": kind, "first": file["lines"], "order": order, "at": seen}
+        blocks[f"{worker}.{order}"] = {**about, "lines": [*lines], "levels": levels}
+    tables["log_files"] = {str(worker): {**file, "lines": file["lines"] + len(lines)}}
 
 
 def ask(at: World, action: str, target: str, error: str = "") -> None:

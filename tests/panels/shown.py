@@ -17,6 +17,7 @@ from pictures import (
     record,
     run_backward,
     sample,
+    say,
     send,
     tell,
     use,
@@ -29,7 +30,8 @@ from rpcbench.panels import ALL_PANELS, PANELS
 from rpcbench.telemetry.views import diff_views
 
 TABLES = ("workers", "progress", "shards")
-PICTURES = [name for name in PANELS if name not in (*TABLES, "compare", "resources", "traffic")]  # as one SVG
+OTHERS = ("compare", "resources", "traffic", "logs")
+PICTURES = [name for name in PANELS if name not in (*TABLES, *OTHERS)]  # drawn as one SVG of workers
 NASTY = ["notebook", "<img src=x onerror='window.hurt=1'>", "</text><script>window.hurt=1</script>", "&amp;\"'" * 20]
 
 
@@ -119,6 +121,9 @@ def busy_world(names=None):
     flow(at, 0, {1: (1000, 900, 50_000, 0), 2: (0, 0, 400, 0)})
     flow(at, 1, {2: (4_200_000, 2_000_000, 30_000_000, 29_000_000)})
     flow(at, 3, {0: (0, 0, 700, 0)}, silent=True)
+    for worker in (1, 2, 3):
+        say(at, worker, f"{at[worker]['name']} says <b>", NASTY[1], NASTY[2])
+    say(at, 3, f"{at[3]['name']} was lost: killed by SIGKILL", kind="event")
     ask(at, "restart", name)
     ask(at, "interrupt", name, f"RpcError: {name}")
     return at
