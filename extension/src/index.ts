@@ -8,6 +8,7 @@ import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
 import type { Cell } from '@jupyterlab/cells';
 import { ILauncher } from '@jupyterlab/launcher';
 import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { Actions } from './actions';
@@ -15,6 +16,7 @@ import { addCommands } from './commands';
 import { acceptWorkers } from './drag';
 import { addPages } from './pages';
 import { TargetPicker } from './picker';
+import { RememberedPanels } from './remembered';
 import { revealCells } from './revealCell';
 import { KernelSessions } from './sessions';
 import { Sidebar } from './sidebar';
@@ -29,7 +31,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   description: 'Workers in a sidebar, a target for each cell, panels as tabs, a start page.',
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [ICommandPalette, IToolbarWidgetRegistry, IStatusBar, ILayoutRestorer, ILabShell, ILauncher],
+  optional: [ICommandPalette, IToolbarWidgetRegistry, IStatusBar, ILayoutRestorer, ILabShell, ILauncher, ISettingRegistry],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
@@ -38,14 +40,19 @@ const plugin: JupyterFrontEndPlugin<void> = {
     statusBar: IStatusBar | null,
     restorer: ILayoutRestorer | null,
     lab: ILabShell | null,
-    launcher: ILauncher | null
+    launcher: ILauncher | null,
+    registry: ISettingRegistry | null
   ) => {
     const sessions = new KernelSessions(tracker);
-    const actions = new Actions(sessions, new PanelTabs(app, sessions, lab && restorer));
+    const tabs = new PanelTabs(app, sessions, lab && restorer);
+    const actions = new Actions(sessions, tabs);
     const sidebar = new Sidebar(sessions, actions);
     app.shell.add(sidebar, lab ? 'left' : 'right', { rank: 600 });
     restorer?.add(sidebar, sidebar.id);
     addCommands(app, sessions, actions, palette);
+    if (lab && registry) {
+      new RememberedPanels(app, lab, registry, sessions, tabs);
+    }
     if (lab) {
       addPages(app, palette, launcher, restorer);
     }

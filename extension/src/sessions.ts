@@ -46,6 +46,11 @@ export class KernelSessions {
     return this.notebook && this.forPanel(this.notebook);
   }
 
+  /** The open notebooks. */
+  get all(): NotebookPanel[] {
+    return this._tracker.filter(() => true);
+  }
+
   /** The open notebooks with a cluster. */
   get withClusters(): NotebookPanel[] {
     return this._tracker.filter(one => !one.isDisposed && Boolean(this._known.get(one)?.state?.clusters.length));

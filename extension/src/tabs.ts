@@ -1,11 +1,14 @@
 // Opens panels as tabs: the first one beside the notebook, each further one as a tab there. In Jupyter Notebook, which has one
 // main tab, they open below it.
-// Guarantees: a panel of a notebook is open once; opening it again shows it. JupyterLab restores the tabs after a reload.
+// Guarantees: a panel of a notebook is open once; opening it again shows it. JupyterLab restores the tabs after a reload, and
+// `RememberedPanels` those of a notebook that is opened again.
 
 import type { ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
 import { WidgetTracker } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { Widget } from '@lumino/widgets';
 
+import { inFront, NOTEBOOK, planSteps, type Area } from './layouts';
 import { PanelTab } from './panelTab';
 import type { KernelSessions } from './sessions';
 import { DASHBOARD } from './strings';
@@ -49,6 +52,38 @@ export class PanelTabs {
     } else {
       const isNarrow = name === DASHBOARD && notebook.node.clientWidth < BOARD_PIXELS;
       shell.add(tab, 'main', { mode: isNarrow ? 'split-bottom' : 'split-right', ref: notebook.id });
+    }
+  }
+
+  /** The tabs of a notebook. */
+  of(notebook: NotebookPanel): PanelTab[] {
+    return this._tracker.filter(tab => tab.path === notebook.context.path);
+  }
+
+  /** Return the name of a panel of this notebook; null for any other widget. */
+  nameOf(widget: Widget, notebook: NotebookPanel): string | null {
+    return widget instanceof PanelTab && widget.notebook === notebook ? widget.name : null;
+  }
+
+  /** Open the panels of a layout where they were. If panels of other notebooks are there, they are tabs beside those. */
+  bringBack(notebook: NotebookPanel, layout: Area<string>): void {
+    const { shell } = this._app;
+    const front = shell.currentWidget;
+    const others = this._others(notebook);
+    const ids = new Map([[NOTEBOOK, notebook.id]]);
+    for (const { name, mode, beside } of planSteps(layout)) {
+      const tab = this._make(name, notebook.context.path);
+      tab.isRestored = true;
+      const ref = others.at(-1) ?? ids.get(beside) ?? notebook.id;
+      shell.add(tab, 'main', { mode: others.length ? 'tab-after' : mode, ref, activate: false });
+      ids.set(name, tab.id);
+      if (others.length) {
+        others.push(tab.id);
+      }
+    }
+    if (!others.length) {
+      inFront(layout).forEach(name => shell.activateById(ids.get(name) ?? notebook.id));
+      shell.activateById(front?.id ?? notebook.id);
     }
   }
 

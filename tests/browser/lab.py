@@ -97,6 +97,7 @@ class Lab:
         self.folder = folder
         self.front = front
         self.wrong: list[str] = []
+        self.remembered = folder / ".home/settings/jupyter-rpcbench/layouts.jupyterlab-settings"
         self._address, self._token, self._browser = address, token, browser
 
     def leave(self) -> None:

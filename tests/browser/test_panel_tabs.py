@@ -53,16 +53,15 @@ def open_panel(page, name):
     page.locator(f".rbx-tab:not(.lm-mod-hidden) .rb-{name}.rb-drawn").wait_for()
 
 
-@pytest.fixture
-def train(show):
-    notebook = show([START], "train.ipynb", width=1400, height=900)
+def start(show, name):
+    notebook = show([START], name, width=1400, height=900)
     notebook.run_to_end(START)
     notebook.page.get_by_role("button", name="rpcbench: 1 worker").wait_for()
     return notebook
 
 
-def test_a_tab_has_its_panels_name_and_says_that_it_loads(train):
-    page = train.page
+def test_a_tab_has_its_panels_name_and_says_that_it_loads(show):
+    page = start(show, "model.ipynb").page
     page.evaluate(FOLLOW)
     do(page, "rpcbench:dashboard")
     page.locator(".rbx-dashboard .rb-messages.rb-drawn").wait_for()
@@ -72,14 +71,15 @@ def test_a_tab_has_its_panels_name_and_says_that_it_loads(train):
     assert page.evaluate("window.empty_") == 0
     assert page.locator(".rbx-loads:visible").count() == 0
     wanted = {
-        f"{name}: train": [False, f"The panel {name} of train.ipynb, cluster main"] for name in ["dashboard", *SIX]
+        f"{name}: model": [False, f"The panel {name} of model.ipynb, cluster main"] for name in ["dashboard", *SIX]
     }
     assert page.evaluate(TITLES) == wanted
     assert all(len(seen) >= 5 for seen in page.evaluate(LETTERS)), page.evaluate(LETTERS)
     assert page.locator(".rbx-owner:visible").count() == 0  # there is no other notebook
 
 
-def test_tabs_of_another_notebook_have_a_mark_and_its_name(train, lab):
+def test_tabs_of_another_notebook_have_a_mark_and_its_name(show, lab):
+    train = start(show, "train.ipynb")
     page = train.page
     open_panel(page, "rrefs")
     cells = [nbformat.v4.new_code_cell(START)]
