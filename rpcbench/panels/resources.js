@@ -163,6 +163,7 @@ export default panel("resources", TEXT.title, (frame) => {
   const said = html("p", { class: "rb-hidden", role: "status" });
   let [at, isKept, shown, places] = [null, false, null, []]; // `at`: the time of the table; null: the latest
   frame.head.append(html("span", { class: "rb-tools" }, mode, span));
+  frame.fold(mode);
   frame.picture.append(charts, cursor);
   frame.root.insertBefore(below, frame.legend);
   frame.root.insertBefore(said, frame.legend);

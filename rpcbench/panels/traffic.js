@@ -6,7 +6,7 @@
 const TEXT = STRINGS.traffic;
 const [SECOND, TEN, ALL, SHARED] = [0, 1, 2, 3]; // places in a flow, see `telemetry/resource_views.py`
 const CELL = { least: 11, most: 96, number: 54, tall: 32, flat: 22, line: 15 }; // pixels; `number`: the width from which on it has one
-const EDGE = { left: 116, sum: 104, letters: 14, gap: 4 }; // beside the squares
+const EDGE = { least: 92, sum: 104, letters: 14, gap: 4 }; // beside the squares; `least` of the names at the left
 const DECADES = 3; // powers of ten from the palest square to the darkest
 const LEVELS = 12;
 const EMPTY = 90; // pixels of a panel without figures
@@ -52,17 +52,18 @@ function busiest(members, flows, span) {
 // Returns the geometry of the matrix in a panel of this width.
 function gridOf(members, names, width) {
   const count = members.length;
-  const wide = Math.max(CELL.least, Math.min(CELL.most, Math.floor((width - EDGE.left - EDGE.sum) / Math.max(1, count))));
-  const tall = wide >= CELL.number ? CELL.tall : Math.min(CELL.flat, wide);
   const longest = Math.max(0, ...members.map((member) => names(member).length));
+  const left = Math.max(EDGE.least, 20 + Math.ceil(LETTER * Math.min(longest, EDGE.letters)));
+  const wide = Math.max(CELL.least, Math.min(CELL.most, Math.floor((width - left - EDGE.sum) / Math.max(1, count))));
+  const tall = wide >= CELL.number ? CELL.tall : Math.min(CELL.flat, wide);
   const isSlanted = wide < 12 + LETTER * Math.min(longest, EDGE.letters);
   return {
-    wide, tall, isSlanted, hasNumbers: wide >= CELL.number,
+    left, wide, tall, isSlanted, hasNumbers: wide >= CELL.number,
     every: [Math.ceil(CELL.line / wide), Math.ceil(CELL.line / tall)], // of columns and rows with a name
     head: isSlanted ? 26 + Math.round(0.75 * LETTER * Math.min(longest, EDGE.letters)) : 30,
-    edge: EDGE.left + count * wide + EDGE.gap,
-    width: Math.max(width, EDGE.left + count * wide + EDGE.sum),
-    x: (i) => EDGE.left + i * wide,
+    edge: left + count * wide + EDGE.gap,
+    width: Math.max(width, left + count * wide + EDGE.sum),
+    x: (i) => left + i * wide,
     y: (i) => i * tall,
     height: (count + 1) * tall + EDGE.gap + 8,
   };
@@ -123,7 +124,7 @@ export default panel("traffic", TEXT.title, (frame) => {
   function pairUnder({ clientX, clientY }) {
     const { left, top } = frame.picture.getBoundingClientRect();
     const { grid, members } = shown;
-    const [i, j] = [Math.floor((clientY - top) / grid.tall), Math.floor((clientX - left - EDGE.left) / grid.wide)];
+    const [i, j] = [Math.floor((clientY - top) / grid.tall), Math.floor((clientX - left - grid.left) / grid.wide)];
     return members[i] !== undefined && members[j] !== undefined ? [members[i], members[j]] : null;
   }
   frame.picture.addEventListener("pointermove", (event) => {
@@ -165,7 +166,7 @@ export default panel("traffic", TEXT.title, (frame) => {
       return svg("g", {}, full(key), label(0, 0, text, kind(key), { transform: `translate(${x + 4} ${grid.head - 4}) rotate(-48)` }));
     });
     const rowsNamed = items.filter(({ i }) => i % grid.every[1] === 0);
-    join(names, rowsNamed, (key, { i }) => svg("g", {}, full(key), label(EDGE.left - 8, grid.y(i) + grid.tall / 2 + 5, shorten(nameOf(key), EDGE.letters), `rb-end ${kind(key)}`)));
+    join(names, rowsNamed, (key, { i }) => svg("g", {}, full(key), label(grid.left - 8, grid.y(i) + grid.tall / 2 + 5, shorten(nameOf(key), EDGE.letters), `rb-end ${kind(key)}`)));
   }
 
   function showSums({ members, grid, sums: found, say, flows }) {
@@ -177,7 +178,7 @@ export default panel("traffic", TEXT.title, (frame) => {
     const squares = grid.hasNumbers ? [] : members.map((member, i) =>
       svg("path", { class: "rb-square", d: squarePath(grid.x(i), y, grid.wide, grid.tall), "fill-opacity": (levelOf(found.received.get(member), most) / LEVELS).toFixed(2) }));
     const all = Object.keys(flows).length ? say(found.all) : "–";
-    sums.replaceChildren(label(EDGE.left - 8, base, TEXT.sum, "rb-end rb-sum"), ...each, ...squares, label(grid.edge + EDGE.sum - 12, base, all, "rb-end rb-sum"));
+    sums.replaceChildren(label(grid.left - 8, base, TEXT.sum, "rb-end rb-sum"), ...each, ...squares, label(grid.edge + EDGE.sum - 12, base, all, "rb-end rb-sum"));
   }
 
   function showWords({ members, flows, nameOf, sums: found, say, grid, busy }) {
@@ -216,7 +217,7 @@ export default panel("traffic", TEXT.title, (frame) => {
     const say = (value) => (moment === ALL ? formatBytes(value) : TEXT.rate(formatBytes(value)));
     const found = sumsOf(members, flows, moment);
     const grid = gridOf(members, nameOf, width);
-    grid.key = `${grid.wide} ${grid.isSlanted} ${grid.width} ${members.length}`;
+    grid.key = `${grid.left} ${grid.wide} ${grid.isSlanted} ${grid.width} ${members.length}`;
     const pairs = busiest(members, flows, moment);
     const most = pairs[0] ?? busiest(members, flows, ALL)[0];
     shown = { members, flows, workers, grid, span: moment, sums: found, say, nameOf, busy: [most.from, most.to] };

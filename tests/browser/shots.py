@@ -78,6 +78,27 @@ for step in range(4):
     "import rpcbench\nrpcbench.collectives()",
 ]
 
+# Each worker computes, sends to the next one, and keeps ever more; one is started again.
+USE = [
+    "%panel resources",
+    "%panel traffic",
+    """%%remote all --async
+import contextlib, time, torch, rpcbench.rpc as rpc
+rank = int(rpc.get_worker_info().name[-1])
+held = []
+for step in range(600):
+    begin = time.monotonic()
+    while time.monotonic() - begin < 0.2 * rank * (step // 8 % 2):
+        torch.randn(200, 200).matrix_exp()
+    with contextlib.suppress(Exception):
+        rpc.rpc_sync(f"worker{rank % 4 + 1}", torch.neg, (torch.ones(30_000 * rank),))
+    if step % 6 == 0:
+        held.append(torch.ones(4_000_000))
+    time.sleep(0.6)""",
+    "cluster.restart('worker4')",
+]
+USED = 25_000  # milliseconds before the restart, and after it
+
 # FSDP times tensor parallel, stopped in the middle of a forward pass: one block and the root are gathered.
 SHARDED = [
     """%%remote all
@@ -303,6 +324,18 @@ def of_workers(shots: Shots) -> None:
     shots.take(page, "workers")
 
 
+def of_resources(shots: Shots) -> None:
+    """Workers that compute and send, as charts and as a matrix."""
+    notebook = shots.open(4, USE, 2200)
+    page = notebook.page
+    shots.run(notebook, *USE[:3])
+    page.wait_for_timeout(USED)
+    shots.run(notebook, USE[3])
+    page.wait_for_timeout(USED)
+    shots.take(page, "traffic")
+    shots.take(page, "resources")
+
+
 def of_messages(shots: Shots) -> None:
     """What two lines of a program say, between all workers."""
     notebook = shots.open(3, TALK, 1400)
@@ -420,6 +453,7 @@ def of_readme(shots: Shots) -> None:
 
 PANELS = {
     "workers": of_workers,
+    "resources": of_resources,
     "messages": of_messages,
     "collectives": of_collectives,
     "shards": of_shards,
