@@ -10,7 +10,8 @@ import { STRINGS } from './strings';
 
 const STILL = '.rb-still[data-at]';
 const OUTPUT = '.jp-OutputArea-child';
-const FOLLOWING = new Set(['workers', 'rrefs', 'autograd', 'pipeline', 'messages']); // that need only their name
+// Panels that need only their name.
+const FOLLOWING = new Set(['workers', 'progress', 'resources', 'traffic', 'rrefs', 'autograd', 'pipeline', 'messages']);
 
 /** Mark the pictures of a notebook whenever its session, or one of its outputs, changes. */
 export function markStills(panel: NotebookPanel, session: KernelSession): void {
