@@ -169,14 +169,18 @@ class Follower {
       this.toEnd();
       this.body.focus();
     });
+    this.top = 0; // of the list, at the last look
     body.addEventListener("scroll", () => {
-      this.follows = body.scrollHeight - body.scrollTop - body.clientHeight <= AT_END;
-      if (this.follows) this.remember();
+      const isAtEnd = body.scrollHeight - body.scrollTop - body.clientHeight <= AT_END;
+      if (isAtEnd || body.scrollTop < this.top) this.follows = isAtEnd; // only a move up ends it: lines may be laid out anew
+      this.top = body.scrollTop;
+      if (isAtEnd) this.remember();
     });
   }
 
   toEnd() {
     this.body.scrollTop = this.body.scrollHeight;
+    this.top = this.body.scrollTop;
     this.remember();
   }
 
@@ -247,6 +251,7 @@ export default panel("logs", TEXT.title, (frame) => {
   const tools = html("span", { class: "rb-tools" }, search.field, search.status, level, save);
   if (!window.isStill) {
     frame.head.after(html("div", { class: "rb-bar" }, tabs.node, tools));
+    frame.fold(level, save);
     frame.top.remove();
     frame.picture.replaceWith(list);
     list.after(empty, following.button);

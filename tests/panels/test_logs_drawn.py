@@ -26,6 +26,13 @@ def talk():
     return at
 
 
+@pytest.fixture(autouse=True)
+def usual_page(page):
+    yield
+    page.set_viewport_size({"width": 1000, "height": 700})
+    page.emulate_media(color_scheme="light")
+
+
 def lines(shown):
     return shown.texts(".rb-line")
 
@@ -129,6 +136,25 @@ def test_the_list_follows_its_end_until_the_user_scrolls_up(show):
     assert shown.page.evaluate(AT_END) and not fresh.is_visible()
 
 
+def test_the_list_stays_at_its_end_in_a_frame_of_another_width(show):
+    at = world(1)
+    say(at, 1, *("word " * 30 for _ in range(60)))
+    shown = show("logs", at)
+    for width in (400, 1100, 370, 1000):
+        shown.page.set_viewport_size({"width": width, "height": 700})
+        shown.page.wait_for_function(AT_END)
+        assert not shown.page.locator(".rb-fresh").is_visible()
+
+
+def test_levels_and_save_are_in_the_menu_of_a_narrow_frame(show):
+    shown = show("logs", talk())
+    shown.page.set_viewport_size({"width": 400, "height": 700})
+    shown.page.locator(".rb-head .rb-menu-button").click()
+    shown.page.locator(".rb-menu select").select_option("errors")
+    assert len(lines(shown)) == 3 and shown.page.locator(".rb-menu .rb-save").is_visible()
+    assert shown.page.locator(".rb-bar input").is_visible()
+
+
 def test_a_flood_leaves_the_last_lines_in_the_page(show):
     at = world(2)
     for begin in range(0, 3000, 100):
@@ -192,8 +218,6 @@ def test_it_fits_at_any_width(show, width, dark):
     shown.page.set_viewport_size({"width": width, "height": 700})
     parts = "[...document.querySelectorAll('.rb-panel, .rb-body, .rb-bar')]"
     assert shown.page.evaluate(f"{parts}.every(e => e.scrollWidth <= e.clientWidth + 1)")
-    shown.page.set_viewport_size({"width": 1000, "height": 700})
-    shown.page.emulate_media(color_scheme="light")
 
 
 def test_the_end_of_the_cluster_leaves_the_lines(show):
