@@ -11,7 +11,9 @@ import { STRINGS } from './strings';
 const STILL = '.rb-still[data-at]';
 const OUTPUT = '.jp-OutputArea-child';
 // Panels that need only their name.
-const FOLLOWING = new Set(['workers', 'progress', 'resources', 'traffic', 'rrefs', 'autograd', 'pipeline', 'messages']);
+const FOLLOWING = new Set([
+  'workers', 'progress', 'resources', 'traffic', 'logs', 'rrefs', 'autograd', 'pipeline', 'messages'
+]);
 
 /** Mark the pictures of a notebook whenever its session, or one of its outputs, changes. */
 export function markStills(panel: NotebookPanel, session: KernelSession): void {
