@@ -73,7 +73,7 @@ class Workers(BaseCluster):
     def scale(self, n):
         raise AssertionError("nobody has asked for that")
 
-    shutdown = lost = log = kill = _interrupt_worker = scale
+    shutdown = lost = log = find_log = kill = _interrupt_worker = scale
 
 
 class Commands:
