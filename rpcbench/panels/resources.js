@@ -63,27 +63,22 @@ function topOf(rows, key, kind, isStack) {
   return { top: roundUp(Math.max(most, isNear ? limit : 0) || 1), limit: isNear ? limit : null };
 }
 
-// Returns the paths of a chart by member: areas on top of one another, or lines. `x` and `y` give the pixels of a time and a value.
+// Returns the paths of a chart by member: lines, or areas from the floor to the sum of the member and those before it, so that the
+// areas of those before cover all but the member's own part. `x` and `y` give the pixels of a time and a value.
 function pathsOf(rows, key, members, isStack, x, y) {
-  const point = (row, value) => `${x(row.at).toFixed(1)} ${y(value).toFixed(1)}`;
+  const point = (row, value) => `${Math.round(x(row.at))} ${+y(value).toFixed(1)}`;
+  const joined = (points) => `M${points.join("L")}${points.length === 1 ? "h1.5" : ""}`;
   if (!isStack) {
-    const line = (member) => (run) => {
-      const points = run.map((row) => point(row, valueOf(row, key, member)));
-      return `M${points.join("L")}${points.length === 1 ? "h1" : ""}`;
-    };
+    const line = (member) => (run) => joined(run.map((row) => point(row, valueOf(row, key, member))));
     return members.map((member) => runsOf(rows, (row) => valueOf(row, key, member) !== null).map(line(member)).join(""));
   }
-  const low = new Map(rows.map((row) => [row, 0]));
+  const sums = new Map(rows.map((row) => [row, 0]));
   const runs = runsOf(rows);
+  const floor = y(0);
   return members.map((member) => {
-    if (rows.every((row) => !valueOf(row, key, member))) return "";
-    const area = (run) => {
-      const under = run.map((row) => point(row, low.get(row))).reverse();
-      for (const row of run) low.set(row, low.get(row) + (valueOf(row, key, member) ?? 0));
-      const over = run.map((row) => point(row, low.get(row)));
-      return run.length === 1 ? `M${under[0]}L${over[0]}h1.5V${under[0].split(" ")[1]}Z` : `M${over.join("L")}L${under.join("L")}Z`;
-    };
-    return runs.map(area).join("");
+    for (const row of rows) sums.set(row, sums.get(row) + (valueOf(row, key, member) ?? 0));
+    const area = (run) => `${joined(run.map((row) => point(row, sums.get(row))))}V${floor}H${Math.round(x(run[0].at))}Z`;
+    return rows.every((row) => !valueOf(row, key, member)) ? "" : runs.map(area).join("");
   });
 }
 
@@ -124,7 +119,8 @@ function chartNode({ key, short, kind }, { rows, members, workers, minutes, isSt
   const x = (at) => stop - ((stop - begin) * (end - at)) / (60 * minutes);
   const y = (value) => low - (PLOT.tall * Math.min(value, top)) / top;
   const name = (member) => workers[member]?.name ?? `id ${member}`;
-  const paths = pathsOf(rows, key, members, isStack, x, y);
+  const paths = pathsOf(rows, key, members, isStack, x, y).map((d, index) =>
+    d && svg("path", { class: `rb-member ${shadeOf(index)}`, d, "data-member": members[index] }, tip(name(members[index])))).filter(Boolean);
   const last = rows.at(-1);
   const whole = last.limits[key] ? ` ${TEXT.of(format(last.limits[key]))}` : "";
   const most = TEXT.most(format(Math.max(...rows.map((row) => sumOf(row, key)))));
@@ -137,7 +133,7 @@ function chartNode({ key, short, kind }, { rows, members, workers, minutes, isSt
     svg("rect", { class: "rb-ground", x: begin, y: high, width: Math.max(0, stop - begin), height: PLOT.tall }),
     label(begin - 6, high + 11, format(top), "rb-note rb-end"), label(begin - 6, low, format(0), "rb-note rb-end"),
     ...ticks.map(([at]) => svg("line", { class: "rb-rule", x1: at, x2: at, y1: high, y2: low })),
-    ...paths.map((d, index) => d && svg("path", { class: `rb-member ${shadeOf(index)}`, d, "data-member": members[index] }, tip(name(members[index])))).filter(Boolean),
+    ...(isStack ? paths.reverse() : paths),
     ...(limit === null ? [] : [svg("line", { class: "rb-limit", x1: begin, x2: stop, y1: y(limit), y2: y(limit) })]),
     svg("line", { class: "rb-floor", x1: begin, x2: stop, y1: low, y2: low }),
     ...marksOf(rows, members, workers).map(({ at, member, kind: what }) =>
@@ -147,8 +143,8 @@ function chartNode({ key, short, kind }, { rows, members, workers, minutes, isSt
 }
 
 // Returns a row of the table: the member with its colour, and its figures.
-const rowNode = (name, kind, figures) =>
-  html("tr", {}, html("th", { scope: "row", title: name }, html("i", { class: `rb-swatch ${kind}` }), html("span", { class: "rb-words" }, name)),
+const rowNode = (member, name, kind, figures) =>
+  html("tr", { "data-member": member }, html("th", { scope: "row", title: name }, html("i", { class: `rb-swatch ${kind}` }), html("span", { class: "rb-words" }, name)),
     ...figures.map((text) => html("td", {}, text)));
 
 export default panel("resources", TEXT.title, (frame) => {
@@ -162,6 +158,7 @@ export default panel("resources", TEXT.title, (frame) => {
   const below = html("div", { class: "rb-below" }, table);
   const said = html("p", { class: "rb-hidden", role: "status" });
   let [at, isKept, shown, places] = [null, false, null, []]; // `at`: the time of the table; null: the latest
+  let lit = null; // the member whose row is under the pointer
   frame.head.append(html("span", { class: "rb-tools" }, mode, span));
   frame.fold(mode);
   frame.picture.append(charts, cursor);
@@ -169,6 +166,22 @@ export default panel("resources", TEXT.title, (frame) => {
   frame.root.insertBefore(said, frame.legend);
   set(frame.body, { "aria-label": TEXT.pictureTip });
   for (const node of [mode, span]) node.addEventListener("change", () => frame.redraw());
+
+  function light() {
+    for (const chart of charts.children) {
+      const paths = [...chart.querySelectorAll(".rb-member")];
+      for (const path of paths) path.classList.toggle("rb-lit", path.dataset.member === lit);
+      chart.classList.toggle("rb-some", paths.some((path) => path.dataset.member === lit));
+    }
+  }
+  list.addEventListener("pointerover", ({ target }) => {
+    lit = target.closest("tr")?.dataset.member ?? null;
+    light();
+  });
+  list.addEventListener("pointerleave", () => {
+    lit = null;
+    light();
+  });
 
   // Returns the time under the pointer, or null.
   function timeUnder({ clientX, clientY }) {
@@ -223,7 +236,7 @@ export default panel("resources", TEXT.title, (frame) => {
     });
     const sums = drawn.map(({ key, kind }) => figure(row.of[key] ? sumOf(row, key) : null, kind));
     const all = { key: "all", parts: sums, name: TEXT.all, kind: "rb-none", figures: sums };
-    join(list, [all, ...each], (_, { name, kind, figures }) => rowNode(name, kind, figures));
+    join(list, [all, ...each], (key, { name, kind, figures }) => rowNode(key, name, kind, figures));
     const lines = at === null ? [] : places.map(({ x, y, wide }) => {
       const right = x + wide - PLOT.right;
       const place = right - ((wide - PLOT.left - PLOT.right) * (shown.end - row.at)) / (60 * shown.minutes);
@@ -267,5 +280,6 @@ export default panel("resources", TEXT.title, (frame) => {
     frame.resize(width, tall * Math.ceil(drawn.length / columns), 0, true);
     frame.describe(TEXT.describe(TEXT.minutes(minutes), sumWords(rows.at(-1))));
     showTable(drawn, members, names);
+    light();
   };
 });

@@ -11,7 +11,7 @@ from access import CONTROLS, told
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
 
-PANELS = ("workers", "rrefs", "autograd", "pipeline", "messages")
+PANELS = ("workers", "resources", "traffic", "rrefs", "autograd", "pipeline", "messages")
 SIDE = ".rbx-sidebar"
 MAKE = """import torch
 from rpcbench import rpc

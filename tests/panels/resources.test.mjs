@@ -35,13 +35,13 @@ test("a stack ends at the sum, and the limit is in the chart if it is near", () 
   assert.deepEqual(plain(topOf([row(1, { 0: 0.5, 1: 1.1 })], "cpu", "share", false)), { top: 1.2, limit: null });
 });
 
-test("areas lie on one another, lines end where a member has no figure", () => {
+test("areas end at sums, lines end where a member has no figure", () => {
   const rows = [row(1, { 0: 1, 1: 2 }), row(2, { 0: 1 }), row(3, { 0: 1, 1: 2 }), row(40, { 0: 1, 1: 2 })];
   const [x, y] = [(at) => at, (value) => value];
   const [low, high] = pathsOf(rows, "cpu", ["0", "1"], true, x, y);
-  assert.ok(low.startsWith("M1.0 1.0L2.0 1.0L3.0 1.0L3.0 0.0L2.0 0.0L1.0 0.0Z"));
-  assert.ok(high.startsWith("M1.0 3.0L2.0 1.0L3.0 3.0L3.0 1.0L2.0 1.0L1.0 1.0Z"));
-  assert.equal(pathsOf(rows, "cpu", ["1"], false, x, y)[0], "M1.0 2.0L3.0 2.0M40.0 2.0h1");
+  assert.equal(low, "M1 1L2 1L3 1V0H1ZM40 1h1.5V0H40Z");
+  assert.equal(high, "M1 3L2 1L3 3V0H1ZM40 3h1.5V0H40Z");
+  assert.equal(pathsOf(rows, "cpu", ["1"], false, x, y)[0], "M1 2L3 2M40 2h1.5");
 });
 
 test("the nearest sample is read, the last one without a time", () => {

@@ -62,6 +62,17 @@ def test_one_control_draws_a_line_for_each_member(show):
     assert ends[2] < ends[1] == ends[3], "that of the lost worker ends"
 
 
+def test_the_row_under_the_pointer_marks_its_member(show):
+    shown = show("resources", busy())
+    shown.page.locator("tr[data-member='3']").hover()
+    lit = "all => all.map(one => one.dataset.member)"
+    assert shown.page.eval_on_selector_all(".rb-lit", lit) == ["3"] * 3
+    shown.move(busy(59))
+    assert shown.page.eval_on_selector_all(".rb-lit", lit) == ["3"] * 3, "also in the next picture"
+    shown.page.mouse.move(2, 2)
+    assert shown.page.eval_on_selector_all(".rb-lit", lit) == []
+
+
 def test_the_window_and_a_gap_in_it(show):
     at = busy()
     for second in range(100, 130):
