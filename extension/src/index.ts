@@ -17,6 +17,7 @@ import { acceptWorkers } from './drag';
 import { addPages } from './pages';
 import { TargetPicker } from './picker';
 import { RememberedPanels } from './remembered';
+import { rerunCells } from './rerunCell';
 import { revealCells } from './revealCell';
 import { KernelSessions } from './sessions';
 import { Sidebar } from './sidebar';
@@ -62,6 +63,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     tracker.widgetAdded.connect((_, panel) => markStills(panel, sessions.forPanel(panel)));
     tracker.forEach(panel => markStills(panel, sessions.forPanel(panel)));
     revealCells(tracker, id => app.shell.activateById(id));
+    rerunCells(tracker);
     if (statusBar) {
       const item = new StatusItem(sessions, () => app.shell.activateById(sidebar.id));
       const place = { align: 'left', rank: 5, isActive: () => item.isShown, activeStateChanged: sessions.changed } as const;

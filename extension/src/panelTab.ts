@@ -16,7 +16,7 @@ import type { KernelSessions } from './sessions';
 import { current, DASHBOARD, STRINGS } from './strings';
 import { TabNote } from './tabNote';
 
-const BOARD = ['workers', 'pipeline', 'autograd', 'messages'];
+const BOARD = ['workers', 'progress', 'pipeline', 'autograd', 'messages'];
 
 export class PanelTab extends MainAreaWidget<Panel> {
   /** `name` is a panel's, or `DASHBOARD`; `path` is the notebook's, which may be opened later. */

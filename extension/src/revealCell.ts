@@ -1,24 +1,33 @@
-// Scrolls to the cell that created an RRef, after a click in the RRefs panel of any notebook or tab.
+// Scrolls to the cell that created an RRef or began a job, after a click in a panel of any notebook or tab.
 // Guarantees: the cell is found by its id, also if it has run again since, has no number yet, or is not rendered because it
 // is far away.
 
-import type { INotebookTracker } from '@jupyterlab/notebook';
+import type { Cell } from '@jupyterlab/cells';
+import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
 /** The event that panels send, with the cell's id in `detail`. A listener that finds the cell calls `preventDefault()`. */
 export const REVEAL_CELL_EVENT = 'rpcbench:reveal';
+
+/** Return the cell with an id, of all open notebooks. */
+export function findCell(tracker: INotebookTracker, id?: string): { panel: NotebookPanel; cell: Cell } | null {
+  const matches = (one: Cell) => one.model.id === id;
+  const panel = tracker.find(one => one.content.widgets.some(matches));
+  const cell = panel?.content.widgets.find(matches);
+  return panel && cell ? { panel, cell } : null;
+}
 
 /** Listen for the event on the whole page. `activate` shows the widget with an id. */
 export function revealCells(tracker: INotebookTracker, activate: (id: string) => void): void {
   document.addEventListener(REVEAL_CELL_EVENT, event => {
     const id = (event as CustomEvent<{ cell?: string }>).detail?.cell;
-    const matches = (one: { model: { id: string } }) => one.model.id === id;
-    const panel = tracker.find(one => one.content.widgets.some(matches));
-    if (!panel) {
+    const found = findCell(tracker, id);
+    if (!found) {
       return;
     }
     event.preventDefault();
+    const { panel, cell } = found;
     const { content } = panel;
-    const index = content.widgets.findIndex(matches);
+    const index = content.widgets.indexOf(cell);
     activate(panel.id);
     content.activeCellIndex = index;
     content.deselectAll();

@@ -18,6 +18,7 @@ Tables; `rpcbench.telemetry.record_schema` has their fields
     steps     a worker's part of a step             key "s3.w1"
     ops       pipeline operations                   key "s3.w1.5"
     collectives  its part of a collective operation key "0f….0.7"
+    cells     cells that were sent, or run here     key "8"
     jobs      maps and training loops               key "7"
     health    its state at the last request         key "1"; figures: `rpcbench.telemetry.worker_columns`
     launched  processes this member started         key "1"

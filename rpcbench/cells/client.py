@@ -31,8 +31,10 @@ from rpcbench.base.conditions import Event
 from rpcbench.base.errors import CallCancelled, RemoteError, SerializationError, WorkerLostError
 from rpcbench.base.ids import Counter
 from rpcbench.base.sources import ipython_shell
+from rpcbench.cells.cell_log import CellLog, CellRecord
 from rpcbench.cells.display import (
     CallOutput,
+    End,
     OutputArea,
     OutputAreas,
     OutputBuffer,
@@ -90,6 +92,7 @@ class CellOptions(NamedTuple):
     replayed: bool = True  # a restarted worker may run the cell again: it does not need the others
     on_stop: Callable[[], object] | None = None  # ends waits of the cell's code that no interrupt ends
     on_failure: Callable[[str, Exception], object] | None = None  # told of each worker that fails, on a pool thread
+    listed: str | None = None  # its code in lists of cells, "" for none; None: its own
 
 
 class CellResult(NamedTuple):
@@ -451,8 +454,13 @@ class CellClient:
         remedy = getattr(self.agent.owner, "inseparable", "")  # a cluster's
         reporter = _FailureReporter(display)
 
+        record = self._record_cell(cell, members, options)
+
         def on_settled(part: _WorkerRun) -> None:
             try:
+                if record is not None:
+                    end = part.output_buffer.end
+                    record.end_part(part.member.id, part.error, None if end is None else end.error)
                 if part.error is not None:
                     reporter.worker_failed(part)
                     if options.on_failure is not None:
@@ -467,9 +475,19 @@ class CellClient:
             _WorkerRun(member, area, prompts, on_settled, remedy, inputs.own.get(member.name, {}))
             for member, area in zip(members, areas, strict=True)
         ]
+        if record is not None:
+            for part in parts:
+                part.output_buffer.on_end = functools.partial(_tell_run, record, part.member.id)
         sent = RunningCell(self.agent, cell, parts, prompts, options.seconds, reporter, options.on_stop)
         self._latest.append(weakref.ref(sent))
         return sent
+
+    def _record_cell(self, cell: Cell, members: Sequence[WorkerInfo], options: CellOptions) -> CellRecord | None:
+        """Record that a cell is sent; None if it is not to be listed."""
+        code = cell.code if options.listed is None else options.listed
+        if not code:
+            return None
+        return self.agent.part(CellLog).begin_cell(code, [(one.id, one.name) for one in members], cell.origin)
 
     def record_change(self, worker: str, code: str, push: Values) -> None:
         """Record in the history a change of the worker's variables that no cell has made: the cell that repeats it."""
@@ -487,6 +505,10 @@ class CellClient:
     def _cells_on_worker(self, worker: int) -> Iterator[RunningCell]:
         sent = [cell for each in self._latest.copy() if (cell := each()) is not None]
         return (cell for cell in sent if worker in cell.pending_worker_ids())  # each worker runs them in order
+
+
+def _tell_run(record: CellRecord, member: int, end: End) -> None:
+    record.tell_run(member, end.number, end.seconds)
 
 
 def _handling_seconds() -> float:
@@ -529,7 +551,7 @@ def run_script_cell(
 
 def rerun_script_cells(agent: Agent, worker: str, past: WorkerHistory) -> list[Rerun]:
     """Run a worker's history on its restarted process, without showing output."""
-    client, options = agent.part(CellClient), CellOptions(areas=unseen_areas)
+    client, options = agent.part(CellClient), CellOptions(areas=unseen_areas, listed="")
 
     def rerun_cell(code: str, push: dict[str, Any]) -> BaseException | None:
         failures = client.run(OutputDisplay(None), [worker], code, CellInputs(push), options).failures

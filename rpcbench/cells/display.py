@@ -338,6 +338,8 @@ class End:
 
     error: str | None  # name of the error's class; None if there was no error
     traceback: list[str]  # rendered lines
+    number: int | None = None  # of the worker's prompt; None if the cell never began
+    seconds: float = 0.0  # that it ran there
 
 
 class OutputBuffer:
@@ -353,6 +355,7 @@ class OutputBuffer:
         self.over = Event()  # all items were shown, or no more will arrive
         self.end: End | None = None
         self.shown = 0  # notices to acknowledge
+        self.on_end: Callable[[End], object] = lambda end: None
         self._items = OrderedOutput()
 
     def receive_notice(self, notice: Notice) -> None:
@@ -361,6 +364,7 @@ class OutputBuffer:
         for kind, content in self._items.add_notice(notice):
             if kind == "end":
                 self.end = End(**json.loads(content))
+                self.on_end(self.end)
                 continue
             try:
                 if not self._take_over(kind, content):

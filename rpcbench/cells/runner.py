@@ -217,9 +217,10 @@ class CellRunner:
 
     async def perform_job(self, job: Job) -> None:
         """Run a cell, while `handling_signals`. Suspends only where the cell awaits on a loop that is not its own."""
+        began = time.monotonic()
         outcome = await self._attempt_job(job)
         end_fork(self._agent, outcome.error)
-        self._send_reply(job, outcome)
+        self._send_reply(job, outcome, time.monotonic() - began)
 
     def stop_serving(self) -> None:
         """End `serve_cells`: interrupt the running cell, for at most the sum of `_BACKOFFS`, and drop queued ones."""
@@ -286,12 +287,13 @@ class CellRunner:
         with self._gate:
             self._running = None
 
-    def _send_reply(self, job: Job, outcome: Outcome) -> None:
+    def _send_reply(self, job: Job, outcome: Outcome, seconds: float) -> None:
         error = outcome.error
         kind = None if error is None else type(error).__name__
         lines = [cut_text(line) for line in outcome.traceback]
         # Before the reply: the client shows the traceback that this carries when the call's error arrives.
-        self.output_stream.end_cell(job.key, json.dumps({"error": kind, "traceback": lines}))
+        end = {"error": kind, "traceback": lines, "number": outcome.number, "seconds": round(seconds, 4)}
+        self.output_stream.end_cell(job.key, json.dumps(end))
         self.cell_messages.stdin.end_questions()
         if error is None:
             job.reply.set_result(outcome.values)

@@ -130,6 +130,7 @@ class Outcome:
     values: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
     traceback: tuple[str, ...] = ()  # rendered lines, with ANSI colours
+    number: int | None = None  # of the prompt
 
 
 class NamedCompiler(CachingCompiler):
@@ -197,16 +198,17 @@ class CellShell(InteractiveShell):
         self._shown = None
         self.user_ns.update(push)
         self.displayhook.held_back = value
+        number = self.execution_count
         result = await self._execute_cell(code)
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
-            return Outcome(error=error, traceback=self._traceback_lines(error))
+            return Outcome(error=error, traceback=self._traceback_lines(error), number=number)
         missing = [name for name in want if name not in self.user_ns]
         if missing:
             error = NameError(f"{self.compile.worker} has no variable {missing[0]!r} to bring back")
-            return Outcome(error=error, traceback=self._traceback_lines(error))
+            return Outcome(error=error, traceback=self._traceback_lines(error), number=number)
         values = {name: self.user_ns[name] for name in want}
-        return Outcome({**values, "": result.result} if value else values)
+        return Outcome({**values, "": result.result} if value else values, number=number)
 
     async def _execute_cell(self, code: str) -> Any:
         """Run a cell and return IPython's result. An `await` in it runs on a loop of its own."""

@@ -27,6 +27,7 @@ from rpcbench.base.config import DEFAULT_TIMEOUT, NOTEBOOK, START_SECONDS, STOP_
 from rpcbench.base.errors import RpcError, ShutdownError, UnknownWorkerError
 from rpcbench.base.futures import Future, wait_all
 from rpcbench.cells import client
+from rpcbench.cells.cell_log import CellLog
 from rpcbench.cells.client import CellClient
 from rpcbench.cells.history import Rerun
 from rpcbench.launch import ranks, registry, start_errors
@@ -166,6 +167,7 @@ class Cluster(BaseCluster):
 
     def _own_agent(self) -> None:
         self.agent.owner = self
+        self.agent.part(CellLog)  # on this thread, whose cells it records
         self.agent.on_member(self._member_changed)
         LaunchedTable(self.agent, self.watched, self._last_words)
         atexit.register(self.shutdown)

@@ -20,6 +20,7 @@ from rpcbench.base.conditions import Condition
 from rpcbench.base.config import DEFAULT_THREADS, DEFAULT_TIMEOUT, NOTEBOOK, START_SECONDS, WorldConfig
 from rpcbench.base.errors import IncompleteWorldError, RefusedError, RpcError, UnknownWorkerError
 from rpcbench.base.futures import wait_all
+from rpcbench.cells.cell_log import CellLog
 from rpcbench.cells.client import CellClient
 from rpcbench.cells.history import Rerun
 from rpcbench.launch.base import ARRIVAL
@@ -88,6 +89,7 @@ class AttachedCluster(BaseCluster):
             raise
         self.agent.owner = self
         self.agent.part(CellClient)  # on this thread, whose cell has the output of calls
+        self.agent.part(CellLog)
         # of this host, which has no data of other processes, and lost ones
         shown = lambda: [one for one in self.watched() if one.place.host == host_id() or one.lost]  # noqa: E731
         LaunchedTable(self.agent, shown, lambda name: "")

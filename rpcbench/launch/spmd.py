@@ -148,8 +148,9 @@ def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], 
             _call_ranks(agent, [each for each in names if each != name], end_world, token, reason)
 
     options = CellOptions(
-        replayed=False, on_stop=lambda: _call_ranks(agent, names, end_world, token, stopped), on_failure=end_others
-    )
+        replayed=False, on_stop=lambda: _call_ranks(agent, names, end_world, token, stopped), on_failure=end_others,
+        listed=f"# {label}, on each rank",
+    )  # fmt: skip
     code, inputs = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own)
     answer = agent.part(CellClient).run(OutputDisplay(shell := ipython_shell()), names, code, inputs, options)
     if answer.failures:

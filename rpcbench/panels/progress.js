@@ -1,25 +1,14 @@
-// The progress panel: a table with a row for each job, the latest first.
+// The progress panel: a table with a row for each job, the latest first, and one of cells (`cells.js`).
 // Guarantees
 // - Rows are updated in place, so the focus stays. Times that pass are counted in the page, once a second, by no message.
 // - Where there is no present, as in a record or a still picture, a time ends with the last count that is known.
 
-const TEXT = STRINGS.progress;
 const STATES = LISTS.progress.jobs;
 const SHOWN = 5; // jobs that are shown before a click on “more”
 const NARROW = 560; // pixels: below this the cells of a row stand below each other
 const [WIDE, HIGH] = [180, 10]; // of a bar, in its own units
 
 // ---- pure functions
-
-const twoDigits = (number) => String(number).padStart(2, "0");
-
-// Returns a time that passes as text: "7.2 s" once it is over, "7 s" while it runs, "1:05 min", "2:03 h".
-function formatTime(seconds, isExact = false) {
-  if (seconds < 60) return isExact && seconds < 10 ? formatDuration(Number(seconds.toPrecision(2))) : `${Math.floor(seconds)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes}:${twoDigits(Math.floor(seconds % 60))} min`;
-  return `${Math.floor(minutes / 60)}:${twoDigits(minutes % 60)} h`;
-}
 
 // Returns a whole number as text, with a comma between thousands.
 const formatCount = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
@@ -108,65 +97,81 @@ class JobRow {
   }
 }
 
-// Shows the figures above the table. Returns the number of jobs that run.
-function headline(frame, jobs, workers) {
-  const count = (state) => jobs.filter((job) => job.state === state).length;
-  const [running, failed] = [count("runs"), count("failed")];
-  const more = failed ? [[failed, TEXT.stats.failed, "rb-warn"]] : [];
-  frame.showStats([running, TEXT.stats.runs], [count("done"), TEXT.stats.done], ...more, ...leftOutStats(workers));
-  return running;
+// Shows the figures above the tables.
+function headline(frame, jobs, cells, workers) {
+  const count = (rows, state) => rows.filter((row) => row.state === state).length;
+  const [running, failed, busy] = [count(jobs, "runs"), count(jobs, "failed"), count(cells, "runs")];
+  const more = failed ? [[failed, TEXT.stats.failed(failed), "rb-warn"]] : [];
+  frame.showStats([running, TEXT.stats.jobs(running)], [busy, TEXT.stats.cells(busy)], ...more, ...leftOutStats(workers));
+  frame.describe(TEXT.describe(plural(running, "job"), plural(busy, "cell")));
 }
 
 const legendMark = (kind) => svg("rect", { class: `rb-part rb-${kind}`, x: -8, y: -5, width: 16, height: 10 });
 
+// The table of jobs.
+class JobTable {
+  constructor(frame, reveal) {
+    [this.frame, this.reveal, this.rows, this.isOpen, this.legend] = [frame, reveal, new Map(), false, ""];
+    const heads = Object.entries(TEXT.heads).map(([key, head]) => html("th", { scope: "col", class: `rb-head-${key}` }, head));
+    this.list = html("tbody");
+    const caption = html("caption", { class: "rb-hidden" }, TEXT.jobs);
+    const table = html("table", { class: "rb-jobs" }, caption, html("thead", {}, html("tr", {}, ...heads)), this.list);
+    this.more = html("button", { type: "button", class: "rb-more-rows" });
+    this.node = html("div", { class: "rb-part-of" }, table, this.more);
+    this.more.addEventListener("click", () => ((this.isOpen = !this.isOpen), frame.redraw()));
+  }
+
+  show(jobs, now) {
+    const keys = Object.keys(jobs).sort((a, b) => jobs[b].order - jobs[a].order);
+    for (const key of this.rows.keys()) if (!(key in jobs)) this.rows.delete(key);
+    for (const key of keys) {
+      if (!this.rows.has(key)) this.rows.set(key, new JobRow(this.reveal));
+      this.rows.get(key).show(jobs[key], now);
+    }
+    // Those that run are always in sight.
+    const shown = keys.filter((key, i) => this.isOpen || window.isStill || i < SHOWN || jobs[key].state === "runs");
+    setChildren(this.list, shown.map((key) => this.rows.get(key).node));
+    this.node.hidden = !keys.length;
+    this.more.hidden = keys.length <= SHOWN;
+    setText(this.more, this.isOpen ? TEXT.fewer("job") : TEXT.more(keys.length - shown.length, "job"));
+    const has = (kind) => keys.some((key) => (kind === "waiting" ? waitingOf(jobs[key]) : jobs[key][kind]));
+    const kinds = ["done", "running", "failed", "waiting"].filter(has);
+    if (this.legend !== kinds.join()) this.frame.showLegend(kinds.map((kind) => [legendMark(kind), TEXT.legend[kind]]));
+    this.legend = kinds.join();
+  }
+
+  tick(now) {
+    for (const row of this.rows.values()) row.tick(now);
+  }
+}
+
 export default panel("progress", "Progress", (frame) => {
-  const rows = new Map(); // by key of the job
-  let [isOpen, legend, now] = [false, "", null];
+  let now = null;
   const status = html("p", { class: "rb-hidden", role: "status" });
-  const heads = Object.entries(TEXT.heads).map(([key, head]) => html("th", { scope: "col", class: `rb-head-${key}` }, head));
-  const list = html("tbody");
-  const table = html("table", {}, html("caption", { class: "rb-hidden" }, TEXT.jobs), html("thead", {}, html("tr", {}, ...heads)), list);
-  const more = html("button", { type: "button", class: "rb-more-jobs" });
+  const reveal = (row) => {
+    const text = row.number === null ? TEXT.noCell : TEXT.gone(row.number);
+    frame.say(row.number !== null && revealCell(frame.root, row) ? "" : text);
+  };
+  const tables = [new JobTable(frame, reveal), new CellTable(frame, reveal)];
   frame.text = status; // screen readers announce it, as this panel has no picture with a description
   frame.body.before(status);
   frame.top.remove();
-  frame.picture.replaceWith(table, more);
-  more.addEventListener("click", () => {
-    isOpen = !isOpen;
-    frame.redraw();
-  });
-  const reveal = (job) => {
-    const text = job.number === null ? TEXT.noCell : TEXT.gone(job.number);
-    frame.say(job.number !== null && revealCell(frame.root, job) ? "" : text);
-  };
+  frame.picture.replaceWith(...tables.map(({ node }) => node));
   const isTicking = () => ["live", "late"].includes(frame.state.kind);
   // Returns the time of the picture: seconds since 1970, null where none is known.
   const present = () => (now = isTicking() ? Date.now() / 1000 : frame.state.kind === "record" ? null : now);
   const clock = setInterval(() => {
-    if (isTicking()) for (const row of rows.values()) row.tick(present());
+    if (isTicking()) for (const table of tables) table.tick(present());
   }, 1000);
   frame.cleanups.push(() => clearInterval(clock));
 
-  return ({ workers, jobs }, width) => {
-    const keys = Object.keys(jobs).sort((a, b) => jobs[b].order - jobs[a].order);
-    const running = headline(frame, Object.values(jobs), workers);
-    frame.describe(TEXT.describe(running, plural(keys.length, "job")));
-    frame.showHint(keys.length ? null : Object.keys(workers).length ? TEXT.hint : STRINGS.workers.hint);
-    table.hidden = !keys.length;
+  return ({ workers, jobs, cells }, width) => {
+    headline(frame, Object.values(jobs), Object.values(cells), workers);
+    const isEmpty = !Object.keys(jobs).length && !Object.keys(cells).length;
+    frame.showHint(!isEmpty ? null : Object.keys(workers).length ? TEXT.hint : STRINGS.workers.hint);
     frame.root.classList.toggle("rb-narrow", width < NARROW);
-    for (const key of rows.keys()) if (!(key in jobs)) rows.delete(key);
     present();
-    for (const key of keys) {
-      if (!rows.has(key)) rows.set(key, new JobRow(reveal));
-      rows.get(key).show(jobs[key], now);
-    }
-    // Those that run are always in sight.
-    const shown = isOpen || window.isStill ? keys : keys.filter((key, i) => i < SHOWN || jobs[key].state === "runs");
-    setChildren(list, shown.map((key) => rows.get(key).node));
-    more.hidden = keys.length <= SHOWN;
-    setText(more, isOpen ? TEXT.fewer : TEXT.more(keys.length - shown.length));
-    const kinds = ["done", "running", "failed", "waiting"].filter((kind) => keys.some((key) => kind === "waiting" ? waitingOf(jobs[key]) : jobs[key][kind]));
-    if (legend !== kinds.join()) frame.showLegend(kinds.map((kind) => [legendMark(kind), TEXT.legend[kind]]));
-    legend = kinds.join();
+    tables[0].show(jobs, now);
+    tables[1].show(cells, now);
   };
 });

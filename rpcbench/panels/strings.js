@@ -72,11 +72,28 @@ const STRINGS = {
       "A row for each cluster.map and each fit of a pipeline, the latest first. In its bar what is done is full, what has failed is " +
       "red, and what runs is pale blue; the rest waits. The rate is that of the last items, and the time left is what the rest " +
       "takes at this rate. A click on a name shows the cell that began the job. Jobs that have ended stay while the notebook's " +
-      "kernel runs, the last 50.",
+      "kernel runs, the last 50. Below stands a row for each cell that ran on a worker, or here: where, with the number of its " +
+      "prompt there, how long it ran, and how it ended. A click shows the cell. A cell waits where an earlier one has not ended. " +
+      "“copy” copies the code; “run again”, in JupyterLab, runs the notebook's cell if it still has this code.",
     hint: ["Nothing has run yet. Try: ", "list(cluster.map(abs, range(9)))"],
     heads: { job: "job", progress: "progress", time: "time", state: "state" },
+    cellHeads: { cell: "cell", where: "on", time: "time", state: "state", acts: "buttons" },
     jobs: "Jobs",
-    stats: { runs: "running", failed: "failed", done: "done" },
+    cells: "Cells",
+    worker: "Cells on",
+    all: "all workers",
+    stats: {
+      jobs: (count) => (count === 1 ? "job runs" : "jobs run"),
+      cells: (count) => (count === 1 ? "cell runs" : "cells run"),
+      failed: (count) => (count === 1 ? "job failed" : "jobs failed"),
+    },
+    cellPlace: (number, time) => [number === null ? "" : `[${number}]`, time].filter(Boolean).join(" at "),
+    waited: (time) => `waited ${time}`,
+    copy: ["copy", "Copy the code"],
+    again: ["run again", "Run this cell of the notebook again"],
+    copied: "The code is copied.",
+    notCopied: "The page may not copy.",
+    changed: "The cell has changed, or is gone: run it in the notebook.",
     place: (kind, number) => (number === null ? kind : `${kind} in [${number}]`),
     counts: (ended, total, unit) => `${ended}${total === null ? "" : ` of ${total}`} ${unit}${(total ?? ended) === 1 ? "" : "s"}`,
     running: (count) => `${count} running`,
@@ -88,10 +105,10 @@ const STRINGS = {
     gone: (number) => `Cell [${number}] is no longer there, or has run again since.`,
     noCell: "It was begun outside cells.",
     reveal: "Show the cell that began it",
-    more: (count) => (count === 1 ? "1 more job" : `${count} more jobs`),
-    fewer: "fewer jobs",
+    more: (count, noun) => `${count} more ${noun}${count === 1 ? "" : "s"}`,
+    fewer: (noun) => `fewer ${noun}s`,
     legend: { done: "done", failed: "failed", running: "running", waiting: "waiting" },
-    describe: (running, all) => `${running} of ${all} running.`,
+    describe: (jobs, cells) => `${jobs} and ${cells} running.`,
   },
   rrefs: {
     help:

@@ -15,7 +15,7 @@ from rpcbench.simulation.world_pictures import TIMELINE_MARKS
 from rpcbench.telemetry import worker_columns
 from rpcbench.telemetry.compare_view import PHASES, VERDICT_MARKS
 from rpcbench.telemetry.message_views import FAMILY_COLOURS, MESSAGE_FAMILIES, MESSAGE_STATES
-from rpcbench.telemetry.progress_view import JOB_STATES
+from rpcbench.telemetry.progress_view import CELL_STATES, JOB_STATES
 from rpcbench.telemetry.resource_views import MEMBER_COLOURS, chart_rows
 from rpcbench.telemetry.shard_views import SHARD_PARTS, SHARD_WAYS
 from rpcbench.telemetry.views import RREF_STATES, TYPE_COLOURS
@@ -23,7 +23,7 @@ from rpcbench.telemetry.views import RREF_STATES, TYPE_COLOURS
 _FILES = Path(__file__).parent.parent / "panels"
 _PARTS = {
     "autograd": ["lanes"], "compare": ["grids", "values"], "messages": ["meetings"],
-    "pipeline": ["steps", "timeline", "curves"], "shards": ["grids"],
+    "pipeline": ["steps", "timeline", "curves"], "progress": ["cells"], "shards": ["grids"],
 }  # fmt: skip
 """The further scripts of a panel."""
 _COLOURS: dict[str, dict[str, dict[str, str]]] = {
@@ -63,7 +63,7 @@ def lists_script() -> str:
         "messages": {"families": families, "states": MESSAGE_STATES},
         "pipeline": {"kinds": {kind: mark.name.partition(" ")[2] for kind, mark in MARKS.items()}},
         "plan": {"phases": [mark.name for mark in TIMELINE_MARKS]},
-        "progress": {"jobs": JOB_STATES},
+        "progress": {"jobs": JOB_STATES, "cells": CELL_STATES},
         "resources": chart_rows(),
         "rrefs": {"states": RREF_STATES},
         "shards": {

@@ -100,6 +100,10 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "running": int, "done": int, "failed": int, "state": str, "error": str, "note": str, "began": float,
         "end": (None, float), "counted": float, "rate": (None, float),
     },
+    "cells": {
+        "order": int, "code": str, "is_cut": bool, "cell": str, "number": (None, int), "began": float,
+        "parts": [[int, str, str, str, (None, float), (None, int), (None, float)]],
+    },
     "health": {
         "waiting": int, "cells": (None, int), "busy": (None, int), "question?": int,
         "peers?": {NUMBER: [int, int]}, "lent?": {NUMBER: int}, "clock?": float, "awaits?": [int], **figure_shapes(),

@@ -80,7 +80,7 @@ FORMAT, VERSION = "rpcbench record", 1
 # Tables of the protocol; others, with logs, paths and pids, are recorded on request only.
 TABLES = (
     "owned", "users", "contexts", "graphs", "calls", "ops", "steps", "messages", "collectives", "models", "shards",
-    "comparisons", "verdicts", "layouts", "jobs", "samples", "traffic",
+    "comparisons", "verdicts", "layouts", "jobs", "cells", "samples", "traffic",
 )  # fmt: skip
 _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 6  # shorter values, as "1" or "true", would be removed from all texts

@@ -228,7 +228,7 @@ def _begin_anew(notebook, side):
 
 AGAIN = "# at once\n%cluster stop\n%cluster start 2"
 CELLS = ["%load_ext rpcbench\n%cluster start 2", AGAIN]
-NAMES = ["workers", "pipeline", "autograd", "messages"]
+NAMES = ["workers", "progress", "pipeline", "autograd", "messages"]
 LOOK = """from ipywidgets import Widget
 from rpcbench.telemetry.collector import current_collector
 shown_ = [one for one in Widget.widgets.values() if type(one).__name__.endswith('Panel')]"""
@@ -257,14 +257,14 @@ def test_the_dashboard_stays_through_reload_stop_and_restart(show):
 
     page.evaluate(f"() => {KERNEL}.restart()")
     board.get_by_text("No workers run in board.ipynb.").or_(board.get_by_text("The workers are stopped.")).wait_for()
-    assert board.locator(".rb-panel").count() == 4  # the last pictures
+    assert board.locator(".rb-panel").count() == 5  # the last pictures
     board.get_by_role("button", name="Close this tab").click()
     board.wait_for(state="detached")
     assert notebook.errors() == []
 
 
 def _shows_all(notebook):
-    """The dashboard shows its four panels, and the kernel has no others."""
+    """The dashboard shows its five panels, and the kernel has no others."""
     board = notebook.page.locator(".rbx-board")
     for name in NAMES:
         board.locator(f"[data-panel={name}] .rb-panel").wait_for()
@@ -280,7 +280,7 @@ def _stop_and_start_with_a_dashboard(notebook):
     board = notebook.page.locator(".rbx-board")
     notebook.value("1", after="%cluster stop")
     board.get_by_text("The workers are stopped. This is the last picture.").wait_for()
-    assert board.locator(".rb-panel").count() == 4
+    assert board.locator(".rb-panel").count() == 5
     board.get_by_role("button", name="Start 2 workers").click()
     _shows_all(notebook)
     notebook.run_to_end("# at once")

@@ -212,6 +212,15 @@ def job(at: World, order: int, name: str = "score", **more: Any) -> None:
     }  # fmt: skip
 
 
+def ran(at: World, order: int, *parts: list[Any], code: str = "y = x.sum()\ny", **more: Any) -> None:
+    """A cell that the notebook has sent; of each worker: id, name, state, error, end, number of its prompt, seconds."""
+    at[0]["epoch"] = 1_700_000_000.0
+    at[0]["tables"].setdefault("cells", {})[str(order)] = {
+        "order": order, "code": code, "is_cut": False, "cell": f"cell-{order}", "number": order, "began": 50.0,
+        "parts": list(parts) or [[1, "worker1", "ok", "", 51.5, 8, 1.2]], **more,
+    }  # fmt: skip
+
+
 LAYOUTS = {
     "tp Shard(1)": [[[0.0, 0.0, 0.5, 1.0]], [[0.5, 0.0, 0.5, 1.0]]] * 2,
     "tp Replicate": [[[0.0, 0.0, 1.0, 1.0]]] * 4,

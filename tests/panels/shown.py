@@ -14,6 +14,7 @@ from pictures import (
     launch,
     meet,
     own,
+    ran,
     record,
     run_backward,
     sample,
@@ -116,6 +117,7 @@ def busy_world(names=None):
     launch(at, 1, name, log=f"first line\n{name} says <b>")
     launch(at, 3, at[3]["name"], "killed by SIGKILL")
     job(at, 3, NASTY[1], note=NASTY[2])
+    ran(at, 2, code=NASTY[1])
     for second in range(20):
         sample(at, 1_800_000_000 + second, {0: 0.1, 1: 1.5, 2: 0.2 * (second % 5)}, began=(1,) if second == 9 else ())
     flow(at, 0, {1: (1000, 900, 50_000, 0), 2: (0, 0, 400, 0)})

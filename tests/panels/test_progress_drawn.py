@@ -1,11 +1,11 @@
-"""The progress panel in a real browser: bars, times that pass, how many jobs are in sight, the cell behind a row."""
+"""The progress panel in a real browser: bars, times that pass, rows in sight, the cell behind a row, its buttons."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
-from pictures import job, world
+from pictures import job, ran, world
 
 from rpcbench.telemetry.views import World
 
@@ -62,11 +62,11 @@ def test_a_few_jobs_are_in_sight_and_all_that_run(show):
     job(at, 2)
     shown = show("progress", at)
     order = "all => all.map(one => one.dataset.job)"
-    assert shown.page.locator("tbody tr").evaluate_all(order) == ["9", "8", "7", "6", "5", "2"]
-    assert shown.texts(".rb-stat") == ["1 running", "8 done"]
+    assert shown.page.locator(".rb-jobs tbody tr").evaluate_all(order) == ["9", "8", "7", "6", "5", "2"]
+    assert shown.texts(".rb-stat") == ["1 job runs", "0 cells run"]
     shown.page.get_by_role("button", name="3 more jobs").press("Enter")
     shown.page.locator("[data-job='1']").wait_for()
-    assert shown.count("tbody tr") == 9 and shown.page.get_by_role("button", name="fewer jobs").is_visible()
+    assert shown.count(".rb-jobs tbody tr") == 9 and shown.page.get_by_role("button", name="fewer jobs").is_visible()
 
 
 @pytest.mark.parametrize("how", ["key", "click"])
@@ -93,9 +93,91 @@ def test_a_cell_that_is_not_there_is_said(show):
 @pytest.mark.parametrize("width", [370, 500, 700, 1100])
 def test_nothing_is_cut_at_any_width(show, page, width):
     page.set_viewport_size({"width": width, "height": 700})
-    shown = show("progress", jobs(2, name="a_function_with_a_long_name", note="epoch 2 of 50, loss 0.1234"))
+    at = jobs(2, name="a_function_with_a_long_name", note="epoch 2 of 50, loss 0.1234")
+    ran(at, 1, [1, "worker1", "error", "ZeroDivisionError: division by zero", 51.0, 1, 0.2], code="model(x, y, z)" * 9)
+    shown = show("progress", at)
     overflow = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).length"
     assert shown.page.locator(".rb-body, .rb-body td").evaluate_all(overflow) == 0
     boxes = [one.bounding_box() for one in shown.page.locator("[data-job='1'] > *").all()]
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
     page.set_viewport_size({"width": 1000, "height": 700})
+
+
+RUNS = [1, "worker1", "runs", "", None, None, None]
+ANSWERS = """gone => document.addEventListener('rpcbench:rerun', event => {
+  const { isQuestion, ...detail } = event.detail;
+  if (!isQuestion) (window.runs ??= []).push(detail);
+  if (isQuestion ? detail.number !== gone : !window.isGone) event.preventDefault();
+})"""
+
+
+def cells(count=1):
+    at = world(2)
+    for order in range(1, count + 1):
+        ran(at, order, [1 + order % 2, f"worker{1 + order % 2}", "ok", "", 51.5, order, 1.2])
+    return at
+
+
+def test_a_cell_is_a_row_and_its_age_ticks_while_it_runs(show):
+    at = cells()
+    began = time.time() - EPOCH - 5
+    ran(at, 2, RUNS, began=began)
+    ran(at, 3, RUNS, began=began + 1, code="<b>x</b>")
+    ran(at, 4, [2, "worker2", "error", "KeyError: <b>", began + 9, 3, 0.0123], began=began + 1)
+    shown = show("progress", at)
+    assert shown.texts(".rb-source") == ["y = x.sum()", "<b>x</b>", "y = x.sum()", "y = x.sum()"]
+    assert shown.texts(".rb-where") == ["worker2[3]", "worker1", "worker1", "worker2[1]"]
+    assert shown.texts(".rb-cells .rb-state") == ["KeyError: <b>", "waiting", "running", "ok"]
+    ended, _, age, _ = shown.texts(".rb-cells .rb-time")
+    assert ended == "12 ms, waited 7 s" and age in ("5 s", "6 s")
+    has_moved = "before => document.querySelectorAll('.rb-cells .rb-time')[2].textContent !== before"
+    shown.page.wait_for_function(has_moved, arg=age)
+    assert shown.texts(".rb-stat") == ["0 jobs run", "1 cell runs"]
+
+
+def test_a_cell_runs_again_where_a_front_end_answers(show):
+    shown = show("progress", cells(2))
+    assert shown.page.get_by_role("button", name="run again").count() == 0, "nobody answers"
+    shown.page.evaluate(ANSWERS, 1)
+    at = cells(3)
+    ran(at, 1, code="other")
+    ran(at, 4, RUNS)
+    shown.move(at)
+    again = shown.page.get_by_role("button", name="run again")
+    assert again.count() == 1, "not of one that has changed, nor of one that runs"
+    again.press("Enter")
+    (asked,) = shown.page.evaluate("window.runs")
+    assert asked == {"cell": "cell-3", "number": 3, "code": "y = x.sum()\ny", "where": "worker2[3]"}
+    shown.page.evaluate("window.isGone = true")
+    again.click()
+    assert "has changed, or is gone" in shown.page.locator(".rb-said-once").inner_text()
+    shown.page.evaluate("models[0].change('phase', { name: 'stopped', at: 1 }); drawn()")
+    assert again.is_disabled()
+
+
+def test_the_code_is_copied(show, page):
+    at = cells()
+    ran(at, 2, is_cut=True)
+    shown = show("progress", at)
+    shown.page.evaluate("document.execCommand = () => { window.copied = document.activeElement.value; return true; }")
+    assert shown.page.get_by_role("button", name="copy").count() == 1, "of a long one only the beginning is known"
+    shown.page.get_by_role("button", name="copy").click()
+    shown.page.locator(".rb-said-once", has_text="The code is copied.").wait_for()
+    assert page.evaluate("window.copied") in ("y = x.sum()\ny", None)
+
+
+def test_a_click_shows_the_cell_and_a_choice_leaves_one_worker(show):
+    shown = show("progress", cells(20))
+    listen = "document.addEventListener('rpcbench:reveal', e => { window.asked = e.detail; e.preventDefault(); })"
+    shown.page.evaluate(listen)
+    shown.page.locator("[data-cell='19'] .rb-where").click()
+    assert shown.page.evaluate("window.asked.cell") == "cell-19"
+    assert shown.count(".rb-cells tbody tr") == 8
+    shown.page.get_by_role("button", name="12 more cells").click()
+    shown.page.evaluate("drawn()")
+    assert shown.count(".rb-cells tbody tr") == 20
+    shown.page.locator(".rb-title select").select_option("worker2")
+    shown.page.evaluate("drawn()")
+    assert {where.partition("[")[0] for where in shown.texts(".rb-cells .rb-where")} == {"worker2"}
+    shown.move(cells(22))
+    assert shown.page.locator(".rb-title select").input_value() == "worker2" and shown.count(".rb-cells tbody tr") == 11

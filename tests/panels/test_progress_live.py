@@ -1,4 +1,4 @@
-"""The progress panel of a real cluster: maps, of which items fail, a worker that is lost, and a training loop."""
+"""The progress panel of a real cluster: maps, of which items fail, lost workers, a training loop, and cells."""
 
 from __future__ import annotations
 
@@ -106,3 +106,53 @@ def test_a_fit_is_seen_with_its_loss(cluster, seen):
     row = last_job(seen())
     assert (row["kind"], row["name"], row["total"], row["state"]) == ("fit", "Sequential", 10, "done")
     assert row["note"] == f"epoch 2 of 2, loss {history.losses[-1]:.4g}"
+
+
+def cells(view):
+    """(where, how it ended) of each cell, in order."""
+    rows = sorted(view["cells"].values(), key=lambda row: row["order"])
+    return [(row["where"], row["how"]) for row in rows]
+
+
+def test_cells_are_seen_with_their_workers_prompts_and_ends(cluster, seen):
+    cluster.run("all", "x = 1")
+    with pytest.raises(KeyError):
+        cluster.run("worker2", "import time\ntime.sleep(0.2)\n{}['key']")
+    until(lambda: cells(seen()) == [("worker1-2", "ok"), ("worker2[2]", "KeyError: 'key'")])
+    view = seen()
+    row = view["cells"]["2"]
+    assert row["line"] == "import time" and 0.2 <= row["ran"] <= row["lasted"] < PATIENCE
+    assert abs(row["began"] - time.time()) < PATIENCE
+    text = summarize_view(view)
+    assert "  worker2[2], " in text and "(KeyError: 'key'): import time" in text
+
+
+def test_a_cell_waits_behind_another_one_and_an_interrupt_ends_that(cluster, seen, tmp_path):
+    began = tmp_path / "began"
+    first = f"import time\nopen({str(began)!r}, 'w').close()\ntime.sleep(60)"
+    threads = [threading.Thread(target=run_anyway, args=(cluster, code)) for code in (first, "y = 2")]
+    threads[0].start()
+    until(began.exists)
+    threads[1].start()
+    until(lambda: cells(seen()) == [("worker1", "running"), ("worker1", "waiting")])
+    assert [row["lasted"] for row in seen()["cells"].values()] == [None, None]
+    cluster.interrupt("worker1")
+    for thread in threads:
+        thread.join(PATIENCE)
+    until(lambda: cells(seen()) == [("worker1[1]", "interrupted"), ("worker1[2]", "ok")])
+
+
+def run_anyway(cluster, code):
+    try:
+        cluster.run("worker1", code)
+    except KeyboardInterrupt:
+        pass
+
+
+def test_a_cell_of_a_lost_worker_is_lost_and_its_restart_lists_no_cell(cluster, seen):
+    cluster.run("all", "x = 1")
+    with pytest.raises(WorkerLostError):
+        cluster.run("all", f"import os\nif os.getpid() == {cluster.pid('worker2')}:\n    os._exit(1)")
+    assert cells(seen())[1] == ("worker1-2", "lost on worker2, ok on worker1")
+    cluster.restart("worker2", replay=True)
+    assert len(cells(seen())) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from pictures import job, world
+from pictures import job, ran, world
 
 from rpcbench.telemetry.progress_view import progress_view
 from rpcbench.telemetry.record_schema import check_delta
@@ -38,11 +38,11 @@ def test_its_text_has_a_line_for_each_job_the_latest_first():
     job(at, 1, state="failed", error="ValueError: no", running=0, rate=None, number=None)
     job(at, 2, "Net", kind="fit", unit="step", total=None, failed=0, running=0, note="epoch 1 of 3, loss 0.5")
     assert summarize_view(progress_view(at)).splitlines() == [
-        "2 members, 2 jobs, 1 running, 1 failed",
+        "2 members, 2 jobs, 1 running, 1 failed, 0 cells",
         "  fit Net in [2]: 12 steps, 1.3 steps/s, epoch 1 of 3, loss 0.5 (running)",
         "  map score: 13 of 20 items, 1 failed (failed: ValueError: no)",
     ]
-    assert summarize_view(progress_view(world(1))) == "2 members, 0 jobs"
+    assert summarize_view(progress_view(world(1))) == "2 members, 0 jobs, 0 cells"
 
 
 def test_records_may_have_it_and_a_wrong_row_is_refused():
@@ -62,3 +62,51 @@ def test_its_still_has_bars_and_counts():
     assert "&lt;b&gt;name&lt;/b&gt;" in drawn and "1,234 of 2,000 items, 766 waiting" in drawn
     assert 'class="rb-part rb-done"' in drawn and 'class="rb-part rb-failed"' not in drawn
     assert ">10 s<" in drawn, "a still has no present: the time of the last count stands there"
+
+
+def test_a_cell_has_its_first_line_its_workers_and_its_times():
+    at = world(2)
+    ran(at, 1)
+    ran(at, 2, [1, "worker1", "runs", "", None, None, None], code="\n  \n  if x:\n    pass")
+    view = progress_view(at)
+    done, runs = view["cells"].values()
+    assert (done["line"], done["where"], done["how"], done["state"]) == ("y = x.sum()", "worker1[8]", "ok", "ok")
+    assert (done["began"], done["lasted"], done["ran"]) == (1_700_000_050.0, 1.5, 1.2)
+    assert (runs["line"], runs["state"], runs["lasted"], runs["ran"]) == ("if x:", "runs", None, None)
+
+
+def test_of_several_workers_those_that_differ_are_named():
+    at = world(3)
+    parts = [[n, f"worker{n}", "ok", "", 51.0, 1, 0.5] for n in (1, 2, 3)]
+    parts[1][2:4] = "error", "KeyError: 3"
+    ran(at, 1, *parts)
+    (row,) = progress_view(at)["cells"].values()
+    assert (row["where"], row["state"]) == ("worker1-3", "error")
+    assert row["how"] == "KeyError: 3 on worker2, ok on worker1,worker3"
+
+
+def test_a_cell_waits_behind_an_earlier_one_of_the_same_worker():
+    at = world(2)
+    for order, worker in ((1, 1), (2, 1), (3, 2), (10, 1)):
+        ran(at, order, [worker, f"worker{worker}", "runs", "", None, None, None])
+    assert [row["state"] for row in progress_view(at)["cells"].values()] == ["runs", "waits", "runs", "waits"]
+
+
+def test_the_text_has_cells_after_jobs_and_records_may_have_them():
+    at = world(1)
+    job(at, 3)
+    ran(at, 1, code="x = '<b>'")
+    ran(at, 2, [1, "worker1", "runs", "", None, None, None], number=None)
+    assert summarize_view(progress_view(at)).splitlines() == [
+        "2 members, 1 job, 1 running, 2 cells, 1 not ended",
+        "  map score in [3]: 13 of 20 items, 2 running, 1 failed, 1.3 items/s (running)",
+        "  worker1 (running): y = x.sum()",
+        "  worker1[8] in [1], 1.20 s (ok): x = '<b>'",
+    ]
+    row = at[0]["tables"]["cells"]["1"]
+    check_delta({"0 cells": {"set": {"1": row}, "drop": []}}, "frame 1")
+    with pytest.raises(ValueError, match=r"row '1': .*parts"):
+        check_delta({"0 cells": {"set": {"1": {**row, "parts": [[1, "worker1"]]}}, "drop": []}}, "frame 1")
+    pytest.importorskip("quickjs", reason="needs quickjs-ng, which the extra `lab` installs")
+    drawn = Snapshot(progress_view(at)).svg
+    assert "x = '&lt;b&gt;'" in drawn and "worker1[8]" in drawn and "<button" not in drawn

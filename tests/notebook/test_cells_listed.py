@@ -1,0 +1,49 @@
+"""The table of cells in a real kernel: those of the notebook and of workers, each once, with their prompts."""
+
+from __future__ import annotations
+
+import ast
+
+HERE = """
+from rpcbench.runtime.current import current_agent
+def listed(last):
+    rows = sorted(current_agent().tables()["cells"].values(), key=lambda row: row["order"])[-last:]
+    return [(row["code"].strip(), [part[1:4] for part in row["parts"]], row["number"]) for row in rows]
+"""
+
+
+def value(kernel, code):
+    reply = kernel.run(code)
+    assert reply.status == "ok", reply.traceback
+    return ast.literal_eval(reply.results[-1]["text/plain"])
+
+
+def test_each_cell_is_listed_once_where_it_ran(kernel):
+    assert kernel.run(HERE).status == "ok"
+    kernel.run("plain = 1")
+    kernel.run("%%remote worker1\nx = 1\nx")
+    kernel.run("1 / 0")
+    kernel.run("%%remote worker1\nmissing")
+    kernel.run("here = 2\nthere = %remote worker2 6 * 7")
+    *rows, last = value(kernel, "listed(7)")
+    number = rows[0][2]
+    assert rows == [
+        ("plain = 1", [["notebook", "ok", ""]], number),
+        ("x = 1\nx", [["worker1", "ok", ""]], number + 1),
+        ("1 / 0", [["notebook", "error", "ZeroDivisionError: division by zero"]], number + 2),
+        ("missing", [["worker1", "error", "NameError: name 'missing' is not defined"]], number + 3),
+        ("here = 2\nthere = %remote worker2 6 * 7", [["notebook", "ok", ""]], number + 4),
+        ("6 * 7", [["worker2", "ok", ""]], number + 4),
+    ]
+    assert last[:2] == ("listed(7)", [["notebook", "runs", ""]])
+
+
+def test_a_background_cell_and_an_interrupted_one(kernel):
+    assert kernel.run(HERE).status == "ok"
+    kernel.run("%%remote worker1 --async\nbackground = 1")
+    kernel.run("_.wait()")
+    both = ["[worker1] runs", "[worker2] runs"]
+    kernel.run("%%remote all\nprint('runs')\nimport time\ntime.sleep(60)", stop_at=[both])
+    background, _, stopped, _ = value(kernel, "listed(4)")  # and the two cells here
+    assert background[:2] == ("background = 1", [["worker1", "ok", ""]])
+    assert stopped[1] == [["worker1", "interrupted", ""], ["worker2", "interrupted", ""]]
