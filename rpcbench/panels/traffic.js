@@ -9,6 +9,7 @@ const CELL = { least: 11, most: 96, number: 54, tall: 32, flat: 22, line: 15 }; 
 const EDGE = { least: 92, sum: 104, letters: 14, gap: 4 }; // beside the squares; `least` of the names at the left
 const DECADES = 3; // powers of ten from the palest square to the darkest
 const LEVELS = 12;
+const DARKEST = 0.66; // opacity
 const EMPTY = 90; // pixels of a panel without figures
 
 // ---- pure functions
@@ -27,6 +28,9 @@ function levelOf(value, top) {
   if (!value) return 0;
   return Math.max(1, Math.min(LEVELS, Math.round(LEVELS * (1 + Math.log10(value / top) / DECADES))));
 }
+
+// Returns the opacity of a level: also on the darkest square a number can be read.
+const depthOf = (level) => (level && 0.06 + (DARKEST - 0.06) * (level / LEVELS)).toFixed(2);
 
 // Returns the sums of a matrix: sent by each member, received by each, all, and the largest figure.
 function sumsOf(members, flows, span) {
@@ -95,8 +99,7 @@ function rowNode(from, index, { members, flows, grid, span, sums, say }) {
     const level = levelOf(value, sums.top);
     if (level) byLevel.set(level, (byLevel.get(level) ?? "") + squarePath(grid.x(i), grid.y(index), grid.wide, grid.tall));
     if (level && grid.hasNumbers) {
-      const kind = `rb-center rb-number${level > LEVELS * 0.55 ? " rb-on" : ""}`;
-      nodes.push(label(grid.x(i) + grid.wide / 2, grid.y(index) + grid.tall / 2 + 5, formatBytes(value), kind));
+      nodes.push(label(grid.x(i) + grid.wide / 2, grid.y(index) + grid.tall / 2 + 5, formatBytes(value), "rb-center rb-number"));
     }
   });
   const ground = members.map((to, i) => (to === from ? "" : squarePath(grid.x(i), grid.y(index), grid.wide, grid.tall))).join("");
@@ -104,7 +107,7 @@ function rowNode(from, index, { members, flows, grid, span, sums, say }) {
   const hasName = index % grid.every[1] === 0;
   return svg("g", { class: `rb-row${flows[from]?.silent ? " rb-silent" : ""}${flows[from] ? "" : " rb-unknown"}`, "data-sender": from },
     svg("path", { class: "rb-ground", d: ground }),
-    ...[...byLevel].map(([level, d]) => svg("path", { class: "rb-square", d, "fill-opacity": ((level / LEVELS) * 0.92 + 0.08).toFixed(2) })),
+    ...[...byLevel].map(([level, d]) => svg("path", { class: "rb-square", d, "fill-opacity": depthOf(level) })),
     ...nodes,
     ...(hasName ? [label(grid.edge + EDGE.sum - 12, grid.y(index) + grid.tall / 2 + 5, sum, "rb-end rb-sum")] : []));
 }
@@ -176,7 +179,7 @@ export default panel("traffic", TEXT.title, (frame) => {
     const most = Math.max(0, ...found.received.values());
     // Without room for numbers a sum is a square like the others.
     const squares = grid.hasNumbers ? [] : members.map((member, i) =>
-      svg("path", { class: "rb-square", d: squarePath(grid.x(i), y, grid.wide, grid.tall), "fill-opacity": (levelOf(found.received.get(member), most) / LEVELS).toFixed(2) }));
+      svg("path", { class: "rb-square", d: squarePath(grid.x(i), y, grid.wide, grid.tall), "fill-opacity": depthOf(levelOf(found.received.get(member), most)) }));
     const all = Object.keys(flows).length ? say(found.all) : "–";
     sums.replaceChildren(label(grid.left - 8, base, TEXT.sum, "rb-end rb-sum"), ...each, ...squares, label(grid.edge + EDGE.sum - 12, base, all, "rb-end rb-sum"));
   }
@@ -229,8 +232,8 @@ export default panel("traffic", TEXT.title, (frame) => {
     showSums(shown);
     showWords(shown);
     frame.resize(grid.width, grid.height, grid.head, true);
-    const ramp = (share) => svg("rect", { class: "rb-square", x: -8, y: -7, width: 16, height: 14, "fill-opacity": share });
-    const marks = found.top ? [1, 2 / 3, 1 / 3].map((share) => [ramp(share.toFixed(2)), TEXT.scale(say(Number((found.top * 10 ** (DECADES * (share - 1))).toPrecision(2))))]) : [];
+    const ramp = (share) => svg("rect", { class: "rb-square", x: -8, y: -7, width: 16, height: 14, "fill-opacity": depthOf(share * LEVELS) });
+    const marks = found.top ? [1, 2 / 3, 1 / 3].map((share) => [ramp(share), TEXT.scale(say(Number((found.top * 10 ** (DECADES * (share - 1))).toPrecision(2))))]) : [];
     if (members.some((member) => flows[member]?.silent)) marks.push([svg("rect", { class: "rb-outline", x: -8, y: -7, width: 16, height: 14 }), TEXT.late]);
     const said = marks.map(([, text]) => text).join();
     if (said !== legend) frame.showLegend(marks);

@@ -281,6 +281,23 @@ def test_after_changes_the_whole_is_sent_once_more(publisher):
     assert viewer.wholes == 2
 
 
+def test_the_whole_of_a_history_is_sent_more_rarely(publisher):
+    publisher = PanelFeed(period=0.005, heal=0.03)
+    source, history, other = Counter(), Watcher(), Watcher()
+    history.heal_seconds = 1000.0
+    for viewer in (history, other):
+        publisher.open_viewer(viewer, source)
+    other.until(lambda: other.wholes == 1)
+    source.change()
+    other.until(lambda: other.wholes == 2)
+    history.until(lambda: len(history.seen) == 2)
+    assert history.wholes == 0
+    publisher.request_whole_view(history)  # by a browser that has missed a change
+    history.until(lambda: history.wholes == 1)
+    for viewer in (history, other):
+        publisher.close_viewer(viewer)
+
+
 def test_a_source_that_refuses_is_the_openers_error(publisher):
     class Refuses(Counter):
         def subscribe(self, wake):
