@@ -22,9 +22,9 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from rpcbench.base.ids import Row, Table
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.events import EventLog
+from rpcbench.runtime.events import PARTS_KEPT, EventLog
 
-KEPT = 1000  # ended parts in the table
+KEPT = PARTS_KEPT  # ended parts in the table
 _TOLD = (  # the columns
     "group", "number", "op", "members", "shape", "bytes", "begin", "end", "failed", "site", "end_known",
 )  # fmt: skip

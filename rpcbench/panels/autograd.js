@@ -12,7 +12,8 @@
 
 const [LIVE_AFTER, STAYS] = [400, 2000]; // milliseconds, see `Choice`
 const [MAX_CHOICES, MANY_LEVELS] = [100, 8];
-const [HELD_TIGHT, HELD_WORDS] = [62, 100]; // pixels for the gradients held in a narrow picture, and for words on them
+// Pixels: a picture below this has so many for the gradients held, in which words on them have no room.
+const [HELD_FRAME, HELD_TIGHT, HELD_WORDS] = [440, 62, 100];
 
 // ---- the context to show
 
@@ -338,7 +339,7 @@ export default panel("autograd", WORDS.title, (frame) => {
     const longest = Math.max(...pieces.members.map(({ worker }) => nameOf(worker).length));
     const left = Math.min(190, 28 + 8 * Math.max(8, longest));
     const graph = graphOf(pieces, width * 0.86 - left);
-    const isNarrow = width < NARROW_FRAME;
+    const isNarrow = width < HELD_FRAME;
     const share = graph.blocks.some(({ level }) => level > MANY_LEVELS) ? 0.14 : 0.22;
     const held = isNarrow ? HELD_TIGHT : Math.min(HELD, width * share);
     const right = pieces.members.some(({ gradients }) => gradients) ? held : 12;

@@ -301,6 +301,7 @@ class Frame {
     this.isNarrow = false;
     this.menu = new Menu(this.root, words.menu(title), () => [this.figures]);
     this.menu.opener.hidden = true;
+    this.steady = [this.head]; // parts above the picture that grow and never shrink, so that it stands still
     this.tallest = 0;
     this.resize(0, 0);
     this.cleanups = [() => clearTimeout(this.noteTimer), () => this.menu.remove()]; // functions to call when the view is removed
@@ -330,6 +331,17 @@ class Frame {
       }
     }
     this.menu.place();
+  }
+
+  // Keeps the heights that the steady parts have had in this width.
+  settle(width) {
+    if (window.isStill) return;
+    if (width !== this.settled) for (const node of this.steady) set(node, { style: (node.tall_ = null) });
+    this.settled = width;
+    for (const node of this.steady) {
+      const tall = node.offsetHeight;
+      if (tall > (node.tall_ ?? 0)) set(node, { style: `box-sizing: border-box; min-height: ${(node.tall_ = tall)}px` });
+    }
   }
 
   toggleHelp(isOpen = this.help.hidden) {
@@ -456,7 +468,10 @@ const panel = (name, title, build) => () => {
         const view = frame.state.kind === "paused" ? paused : live.view;
         if (live.version > 0 || problem) frame.root.classList.add("rb-drawn"); // JupyterLab's extension waits for it
         frame.fit(frame.root.clientWidth);
-        if (live.version > 0 && frame.body.clientWidth > 0) draw(view, Math.max(LEAST_PICTURE, frame.body.clientWidth));
+        if (live.version > 0 && frame.body.clientWidth > 0) {
+          draw(view, Math.max(LEAST_PICTURE, frame.body.clientWidth));
+          frame.settle(frame.root.clientWidth);
+        }
         frame.lock();
       };
       const schedule = () => (pending ||= requestAnimationFrame(paint));

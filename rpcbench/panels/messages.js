@@ -3,8 +3,11 @@
 // only behind the last lifeline that it passes, so it touches no end of another message. A collective is a row of dots (see
 // `meetings.js`). The words of a message are made in Python (`telemetry.message_views.describe_message`), as stills and texts use them
 // too.
-// Guarantees: only rows in sight are drawn. A live panel begins at the end, and stays there when messages are added, unless the
-// user has scrolled away from it.
+// Guarantees
+// - Only rows in sight are drawn. A live panel begins at the end, and stays there when messages are added, unless the user has
+//   scrolled away from it: then the rows in sight stay where they are.
+// - The list of a live panel stands still while the pointer or the keyboard's focus is on it, and while a row is chosen. A line at
+//   its end says how much has come or changed meanwhile.
 
 const TEXT = STRINGS.messages;
 const STEP = 24; // pixels from one slot to the next
@@ -179,12 +182,14 @@ function legend(families, states, hasLast) {
 // ---- the user's controls
 
 // Adds a search field and a choice of groups, and below the picture the details of the chosen message. `changed` is called after
-// each change of the filter.
-function controls(frame, changed) {
+// each change of the filter, and `closed` where the user closes the details.
+function controls(frame, changed, closed) {
   const search = html("input", { type: "search", placeholder: TEXT.find, "aria-label": TEXT.findTip, title: TEXT.findTip });
   const groups = html("select", { "aria-label": TEXT.groupTip });
   const detail = html("p", { class: "rb-detail", role: "status" });
   const only = html("span", { class: "rb-only" });
+  const close = html("button", { type: "button", "aria-label": TEXT.close, title: TEXT.close }, "×");
+  close.addEventListener("click", closed);
   frame.head.append(html("span", { class: "rb-tools" }, search, groups));
   frame.fold(search);
   frame.root.insertBefore(html("div", { class: "rb-below" }, detail, only), frame.legend);
@@ -209,7 +214,7 @@ function controls(frame, changed) {
   const showDetail = (text, terms) => {
     if (detail.textContent === text) return;
     detail.textContent = text;
-    only.replaceChildren(...terms.map(button));
+    only.replaceChildren(...terms.map(button), close);
   };
   return { text: () => search.value, group: () => groups.value, offer, showDetail };
 }
@@ -220,6 +225,17 @@ const filterTerms = (row) => [
   ...row.rrefs.slice(0, 8).map((rref) => `rref:${rref}`),
   ...(row.context ? [`context:${row.context}`] : []),
 ];
+
+// Returns how many rows that the filter keeps are `now` there and were not `before`, and how many have another state.
+function newsOf(before, now, keep) {
+  let [added, changed] = [0, 0];
+  for (const [key, row] of Object.entries(now)) {
+    if (before[key]?.state === row.state || !keep(row)) continue;
+    if (key in before) changed += 1;
+    else added += 1;
+  }
+  return { added, changed };
+}
 
 // Counts all messages, shown or not, by state. `began` is the time of the first one.
 function totals(messages) {
@@ -235,16 +251,19 @@ function headline(frame, view, places, { all, states }) {
   const skew = Math.max(0, ...Object.values(view.clocks).map((clock) => clock.error));
   const collectives = places.filter(({ row }) => row.entered).length;
   const shown = places.length - collectives;
-  const total = view.counts?.messages?.all;
-  const kept = Object.keys(view.messages).length;
+  const last = (section) => {
+    const all = view.counts?.[section]?.all;
+    return all ? TEXT.last(Object.keys(view[section]).length.toLocaleString("en"), all.toLocaleString("en")) : "";
+  };
+  const [lastMessages, lastCollectives] = [last("messages"), last("collectives")];
   frame.showStats(
     countStat(shown, stats.message),
-    ...(collectives ? [countStat(collectives, stats.collective)] : []),
+    ...(collectives ? [lastCollectives ? [lastCollectives, stats.collectives] : countStat(collectives, stats.collective)] : []),
     ...(all > places.length ? [[all - places.length, stats.hidden]] : []),
     [underWay, stats.underWay, underWay ? "rb-wait" : ""],
     ...(lost ? [[lost, stats.lost, "rb-warn"]] : []),
     ...(states.open ? [[states.open, stats.open, "rb-wait"]] : []),
-    ...(total ? [[TEXT.last(kept.toLocaleString("en"), total.toLocaleString("en")), stats.kept]] : []),
+    ...(lastMessages ? [[lastMessages, stats.kept]] : []),
     ...(skew ? [[`± ${formatSeconds(skew)}`, stats.skew]] : []),
     ...leftOutStats(view.workers),
   );
@@ -257,19 +276,28 @@ export default panel("messages", "Messages", (frame) => {
   const [lifelines, rows] = [svg("g"), svg("g")];
   frame.picture.append(lifelines, rows);
   set(frame.body, { "aria-label": TEXT.pictureTip });
-  let [view, width, chosen] = [null, 0, null];
+  const late = html("p", { class: "rb-late", hidden: "" });
+  frame.problem.before(late);
+  const news = html("button", { type: "button", title: TEXT.newsTip, hidden: "" });
+  frame.body.append(html("div", { class: "rb-news" }, news));
+  let [view, latest, width, chosen] = [null, null, 0, null]; // `view` is drawn; it is an earlier one than `latest` while it is held
+  const held = { pointer: false, keys: false };
   let [layout, inputs, summary, all, legendOf] = [{ places: [], slots: 0 }, [], null, {}, null];
-  const filter = controls(frame, () => view && paint());
+  const filter = controls(frame, () => view && paint(), () => choose(null));
+  const isHeld = () => frame.isLive && frame.state.kind !== "paused" && (held.pointer || held.keys || chosen !== null);
 
-  // Updates the layout if the messages or the filter have changed. Returns whether the body should scroll to the end.
+  // Updates the layout if the messages or the filter have changed. Returns a function that scrolls to where the body should be: to
+  // the end, or to where the uppermost row in sight was.
   function updateLayout(names) {
     const current = [view.messages, view.collectives, view.entries, view.workers, filter.text(), filter.group()];
-    if (current.every((part, i) => part === inputs[i])) return false;
+    if (current.every((part, i) => part === inputs[i])) return () => {};
     all = { ...view.messages, ...collectiveRows(view) };
     summary = totals(all);
     filter.offer(summary.families);
     const atEnd = frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
     const follows = inputs.length ? atEnd : frame.state.kind === "live"; // a live panel begins at the end, a record at its begin
+    const { scrollTop } = frame.body;
+    const anchor = layout.places.find(({ from }) => from * STEP >= scrollTop);
     layout = layOut(all, messageFilter(filter.text(), filter.group(), names));
     inputs = current;
     const shown = layout.places.map(({ row }) => row);
@@ -278,19 +306,32 @@ export default panel("messages", "Messages", (frame) => {
     if (legendOf !== String(drawn)) frame.showLegend(legend(...drawn));
     legendOf = String(drawn);
     frame.tallest = 0; // a filter may leave few rows, so this picture may shrink
-    return follows;
+    if (follows) return () => (frame.body.scrollTop = frame.body.scrollHeight);
+    const place = anchor && layout.places.find(({ key }) => key === anchor.key);
+    const by = place ? (place.from - anchor.from) * STEP : 0;
+    return () => by && (frame.body.scrollTop = scrollTop + by);
+  }
+
+  // Says what has come and changed since the list stands still.
+  function showNews() {
+    const names = (id) => latest.workers[id].name;
+    const keep = messageFilter(filter.text(), filter.group(), names);
+    const isOld = view !== latest;
+    const { added, changed } = isOld ? newsOf(all, { ...latest.messages, ...collectiveRows(latest) }, keep) : { added: 0, changed: 0 };
+    news.hidden = !added && !changed;
+    setText(news, TEXT.news(added, changed));
   }
 
   function paint() {
     const names = (id) => view.workers[id].name;
     const at = geometry(width);
     const cols = columns(view.workers, width, at.side, at.right);
-    const follows = updateLayout(names);
+    const scroll = updateLayout(names);
     const { places, slots } = layout;
     frame.showRemarks(view.remarks);
     headline(frame, view, places, summary);
     frame.resize(cols.width, roomFor(slots, 5) * STEP + 6, cols.head);
-    if (follows) frame.body.scrollTop = frame.body.scrollHeight;
+    scroll();
     drawHead(frame, cols, () => "");
     const { began } = summary;
     const top = Math.floor(frame.body.scrollTop / STEP) - MARGIN;
@@ -306,10 +347,36 @@ export default panel("messages", "Messages", (frame) => {
     join(rows, items, (key, { place }) => messageRow(place, cols, began, names, key === chosen, at));
     const row = chosen !== null ? all[chosen] : null;
     filter.showDetail(row ? sentence(row, began, names) : "", row ? filterTerms(row) : []);
+    const words = view.stragglers?.collectives?.words ?? "";
+    late.hidden = !words;
+    setText(late, words);
+    set(late, { title: words });
+    showNews();
+  }
+
+  // Draws the latest view, or the one that is held.
+  function show() {
+    if (!latest) return;
+    if (!view || !isHeld()) view = latest;
+    paint();
+  }
+
+  function hold(what, isOn) {
+    if (held[what] === isOn) return;
+    held[what] = isOn;
+    if (!isOn) show();
   }
 
   function choose(key) {
     chosen = key;
+    show();
+  }
+
+  // Shows what has come; the list stands still again if the pointer or the focus stay.
+  function goOn() {
+    chosen = null;
+    view = latest;
+    frame.body.scrollTop = frame.body.scrollHeight;
     paint();
   }
 
@@ -333,14 +400,28 @@ export default panel("messages", "Messages", (frame) => {
   });
   frame.body.addEventListener("keydown", (event) => {
     const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (event.key === "Escape" && chosen !== null) {
+      event.stopPropagation();
+      held.keys = false;
+      choose(null);
+    }
     if (!view || !by) return;
     event.preventDefault();
+    held.keys = true;
     stepBy(by);
   });
-  rows.addEventListener("click", (event) => choose(event.target.closest("[data-message]").dataset.message));
+  rows.addEventListener("click", (event) => {
+    const key = event.target.closest("[data-message]").dataset.message;
+    choose(key === chosen ? null : key);
+  });
+  news.addEventListener("click", goOn);
+  frame.body.addEventListener("pointerenter", () => hold("pointer", true));
+  frame.body.addEventListener("pointerleave", () => hold("pointer", false));
+  frame.body.addEventListener("focusin", () => hold("keys", frame.body.matches(":focus-visible")));
+  frame.body.addEventListener("focusout", () => hold("keys", false));
 
   return (nextView, nextWidth) => {
-    [view, width] = [nextView, nextWidth];
-    paint();
+    [latest, width] = [nextView, nextWidth];
+    show();
   };
 });

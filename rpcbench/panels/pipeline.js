@@ -154,6 +154,7 @@ export default panel("pipeline", "Pipeline", (frame) => {
   frame.picture.append(picture);
   const sentence = html("p", { class: "rb-sentence" });
   frame.problem.before(sentence);
+  frame.steady.push(sentence);
 
   const history = new StepHistory();
   // `held`: the step was chosen by zooming into it; `part`: of the time axis, see `zoomed`.

@@ -314,7 +314,8 @@ const STRINGS = {
       "arrived before anything else happened, else it slopes down to the row of its arrival. A dashed arrow is in " +
       "flight. A collective is a row of dots, one for each member that has come; the red one with an edge came last. " +
       "Messages by which members hold together or panels are fed are left out. A click, or the arrow keys, choose a " +
-      "message and show its details; the buttons below then show only its call, its RRefs, or its context. All words " +
+      "message and show its details; the buttons below then show only its call, its RRefs, or its context. The list " +
+      "stands still while the pointer or the focus is on it, or a message is chosen, and says what is new. All words " +
       "in the search field must match a message: a part of its text or of a member's name, or call:0.17, rref:0.4, " +
       "from:worker1, to:worker1, at:worker1. Members report messages only while this panel is open.",
     hint: ["Messages appear here from now on. Send some: ", 'rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 1))'],
@@ -341,8 +342,11 @@ const STRINGS = {
     at: (time) => `at ${time}`,
     later: (time) => `received ${time} later`,
     last: (kept, all) => `last ${kept} of ${all}`,
+    news: (added, changed) => [added && `${added} new`, changed && `${changed} changed`].filter(Boolean).join(", "),
+    newsTip: "The list stands still while you are on it, or a row is chosen. Click to see what has come",
+    close: "Close, and go on with the list (Escape)",
     stats: {
-      message: "message", collective: "collective", hidden: "hidden", underWay: "in flight", lost: "lost", open: "open",
+      message: "message", collective: "collective", collectives: "collectives", hidden: "hidden", underWay: "in flight", lost: "lost", open: "open",
       kept: "shown", skew: "between hosts",
     },
     describe: (messages, underWay, lost, collectives) =>

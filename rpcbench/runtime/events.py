@@ -26,6 +26,8 @@ from rpcbench.base.ids import ChangedRows, Made, Row, Table, Tables
 from rpcbench.wire.messages import Body, Message, Notice
 
 _log = logging.getLogger(__name__)
+PARTS_KEPT = 1000
+"""Ended parts of collectives that a member keeps."""
 
 
 class MessageRow(NamedTuple):

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rpcbench.base.ids import COUNTER_BITS, OWN, Id, Row, Table
-from rpcbench.runtime.events import MessageRow
+from rpcbench.runtime.events import PARTS_KEPT, MessageRow
 from rpcbench.runtime.members import GONE
 from rpcbench.telemetry.views import View, World, remark_rows, rows_of, worker_rows
 
@@ -106,6 +106,40 @@ def find_stragglers(collectives: Iterable[Row]) -> list[Straggler]:
             sums[row["last"]] = seconds + row["waited"], count + 1
     found = [Straggler(worker, *each) for worker, each in sums.items()]
     return sorted(found, key=lambda one: -one.seconds)
+
+
+def _count_collectives(world: World, rows: Table) -> int:
+    """Return how many collectives these groups have had, where a member has dropped some; else 0."""
+    parts = (member["tables"].get("collectives", {}) for member in world.values())
+    if not any(sum(row["end"] is not None for row in each.values()) >= PARTS_KEPT for each in parts):
+        return 0
+    latest: dict[str, int] = {}  # by scope, in which collectives are numbered from 1
+    for key, row in rows.items():
+        scope = key.rpartition(".")[0]
+        latest[scope] = max(latest.get(scope, 0), row["number"])
+    return sum(latest.values())
+
+
+_MANY = 5  # collectives of which a sum says more than their rows
+
+
+def _straggler_rows(world: World, rows: Table) -> Table:
+    """Return a row with a sentence on the member that kept the others waiting for longest; none for few collectives."""
+    known = sum(row["last"] is not None for row in rows.values())
+    if known < _MANY:
+        return {}
+    first = find_stragglers(rows.values())[0]
+    name, share = world[first.worker]["name"], round(100 * first.collectives / known)
+    each, whole = (_format_seconds(seconds) for seconds in (first.seconds / first.collectives, first.seconds))
+    words = f"{name} came last in {share} % of {known:,} collectives: the others waited {each} each time"
+    words += f", {whole} in all"
+    return {"collectives": {"words": words}}
+
+
+def _format_seconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
 def _collective_row(parts: Table, world: World) -> Row:
@@ -241,12 +275,14 @@ _OWN_CALL, _CELL = ".cell", "this cell"
 def messages_view(world: World) -> View:
     """Return messages in the order of sending, and collectives.
 
-    Sections: workers, messages, counts, clocks, remarks (sentences); collectives and entries as in `collectives_view`.
+    Sections: workers, messages, counts, clocks, remarks (sentences); collectives and entries as in `collectives_view`;
+    stragglers, with a sentence on the member that kept the others waiting for longest, once `_MANY` have a last one.
     The state of a message is `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`:
     its receiver has left in good order, was restarted since, or some of its reports were left out. `sent` and
     `received`: seconds of our clock, None without a report of that end. `words` describe it, and `family` is a key of
     `MESSAGE_FAMILIES`; a reply has the label of its call. Of more than `KEPT` messages the latest are shown, and a row
-    of `counts` has the number of `all`. Calls of this package are shown only for cells.
+    of `counts` has the number of `all`; so it is with collectives, of which members keep fewer. Calls of this package
+    are shown only for cells.
     """
     joined: Table = {}
     for state in world.values():
@@ -263,10 +299,14 @@ def messages_view(world: World) -> View:
     mentioned = {row[end] for row in shown.values() for end in ("from", "to")}
     cut = len(program) > KEPT or any(member.get("trimmed") for member in world.values())
     sent = max(len(program), sum(member.get("sent", 0) for member in world.values())) if cut else 0
+    together = collectives_view(world)
+    met = _count_collectives(world, together["collectives"])
     return {
-        **collectives_view(world),
+        **together,
         "workers": worker_rows(world, mentioned),
-        "counts": {"messages": {"all": sent}} if sent > len(shown) else {},
+        "counts": ({"messages": {"all": sent}} if sent > len(shown) else {})
+        | ({"collectives": {"all": met}} if met > len(together["collectives"]) else {}),
+        "stragglers": _straggler_rows(world, together["collectives"]),
         "messages": shown,
         "remarks": remark_rows(world),
     }

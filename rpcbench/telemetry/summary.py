@@ -101,11 +101,15 @@ def _summarize_messages(view: View) -> tuple[str, list[str]]:
     began = min([*(_row_time(row) for row in rows), *(row["begin"] for row in together)], default=0.0)
     lines = [(_row_time(row), _message_line(view["workers"], row, began)) for row in rows]
     lines += [(row["begin"], _collective_line(view["workers"], row, began)) for row in together]
-    done = f", {count_noun(len(together), 'collective')}" if together else ""
+    met = view["counts"].get("collectives")
+    count = f"last {len(together):,} of {met['all']:,} collectives" if met else count_noun(len(together), "collective")
+    done = f", {count}" if together else ""
     notices = f", {count_noun(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
-    cut = "".join(f", last {len(every):,} of {row['all']:,} shown" for row in view["counts"].values())
+    sent = view["counts"].get("messages")
+    cut = f", last {len(every):,} of {sent['all']:,} shown" if sent else ""
+    late = [f"  {row['words']}" for row in view["stragglers"].values()]
     first = f"{_count_workers(view)}, {count_noun(len(rows), 'message')}{marks}{done}{notices}{cut}"
-    return first, _remark_lines(view) + [line for _, line in sorted(lines, key=lambda line: line[0])]
+    return first, _remark_lines(view) + late + [line for _, line in sorted(lines, key=lambda line: line[0])]
 
 
 def _collective_line(workers: Table, row: Row, began: float) -> str:

@@ -7,6 +7,7 @@ from pictures import arrive, meet, send, world
 from shown import NASTY
 
 from rpcbench.telemetry import message_views
+from rpcbench.telemetry.summary import summarize_view
 
 pytestmark = pytest.mark.browser
 
@@ -255,3 +256,172 @@ def test_the_legend_names_what_is_drawn_and_nothing_else(show):
     shown = show("messages", at)
     assert shown.texts(".rb-legend span") == ["calls", "gradients between stages", "in flight"]
     assert shown.texts(".rb-what") == ["call", "gradient of micro-batch 2 → stage 0"]
+
+
+# ---- a list that stands still
+
+
+def live(shown, at, *labels):
+    """Calls come, one for each label; the keys."""
+    first = 100 + len(at[0]["tables"].get("messages", {}))
+    keys = [send(at, 0, 1, "Call", float(first + n), label=label) for n, label in enumerate(labels)]
+    shown.move(at)
+    return keys
+
+
+def in_sight(shown):
+    """The keys of the rows in the body's view, from top to bottom, each with its place."""
+    body = shown.page.locator(".rb-body").bounding_box()
+    found = [(row.get_attribute("data-message"), row.locator(".rb-band").bounding_box()["y"])
+             for row in shown.page.locator("[data-message]").all()]  # fmt: skip
+    return [(key, y) for key, y in found if body["y"] + 44 <= y <= body["y"] + body["height"] - 24]
+
+
+@pytest.fixture
+def busy(show):
+    """A panel with more messages than it has room for, and its world."""
+    at = world(2)
+    for n in range(60):
+        send(at, 0, 1 + n % 2, "Call", float(n), label=f"step {n}")
+    shown = show("messages", at)
+    shown.page.mouse.move(500, 690)
+    yield shown, at
+    shown.page.mouse.move(500, 690)
+
+
+def over(shown, y=0.5):
+    box = shown.page.locator(".rb-body").bounding_box()
+    shown.page.mouse.move(box["x"] + 100, box["y"] + y * box["height"])
+    shown.page.evaluate("drawn()")
+
+
+def test_the_list_stands_still_under_the_pointer_and_goes_on_when_it_leaves(busy):
+    shown, at = busy
+    over(shown)
+    before = in_sight(shown)
+    waits = send(at, 1, 0, "Result", 90.0, took=None)
+    live(shown, at, "a", "b")
+    assert in_sight(shown) == before and shown.texts(".rb-news button") == ["3 new"]
+    key = send(at, 0, 1, "Call", 95.0, took=None)
+    shown.page.mouse.move(500, 690)
+    shown.page.evaluate("drawn()")
+    *_, last = live(shown, at, "c")
+    assert in_sight(shown)[-1][0] == last and not shown.page.locator(".rb-news button").is_visible()
+    over(shown)
+    arrive(at, waits, 200.0)
+    arrive(at, key, 201.0)
+    live(shown, at, "d")
+    assert shown.texts(".rb-news button") == ["1 new, 2 changed"]
+
+
+def test_a_row_that_was_clicked_stays_while_its_sentence_is_shown(busy):
+    shown, at = busy
+    box = in_sight(shown)[3]
+    shown.page.mouse.click(150, box[1] + 10)
+    shown.page.mouse.move(500, 690)
+    live(shown, at, *"abcdefghijklmnopqrstuvwxyz")
+    assert box in in_sight(shown) and shown.page.locator(".rb-detail").inner_text().startswith("call step")
+    assert shown.texts(".rb-news button") == ["26 new"]
+    shown.page.get_by_role("button", name="Close, and go on with the list").click()
+    assert box not in in_sight(shown) and shown.texts(".rb-detail") == [""]
+    assert shown.texts(".rb-what")[-1] == "call z"
+
+
+@pytest.mark.parametrize("end", ["Escape", "news", "again"])
+def test_the_list_goes_on_as_the_user_wishes(busy, end):
+    shown, at = busy
+    shown.page.locator(".rb-body").press("ArrowDown")  # the first message
+    assert shown.count(".rb-chosen") == 1
+    live(shown, at, *"abcdef")
+    if end == "Escape":
+        shown.page.keyboard.press("Escape")
+        shown.page.evaluate("document.activeElement.blur()")
+    elif end == "news":
+        shown.page.locator(".rb-news button").click()
+    else:
+        shown.page.locator(".rb-chosen").dispatch_event("click")
+        shown.page.evaluate("document.activeElement.blur()")
+    shown.page.mouse.move(500, 690)
+    shown.page.evaluate("drawn()")
+    assert shown.count(".rb-chosen") == 0 and not shown.page.locator(".rb-news button").is_visible()
+    if end == "news":
+        assert shown.texts(".rb-what")[-1] == "call f"
+
+
+def test_the_list_stands_still_while_it_has_the_focus(busy):
+    shown, at = busy
+    shown.page.locator(".rb-tools select").focus()
+    shown.page.keyboard.press("Tab")
+    while not shown.page.evaluate("document.activeElement.matches('.rb-body')"):
+        shown.page.keyboard.press("Tab")
+    before = in_sight(shown)
+    live(shown, at, *"abc")
+    assert in_sight(shown) == before and shown.texts(".rb-news button") == ["3 new"]
+    shown.page.keyboard.press("Shift+Tab")
+    shown.page.evaluate("drawn()")
+    assert shown.texts(".rb-what")[-1] == "call c"
+
+
+def test_news_are_those_that_the_filter_keeps(busy):
+    shown, at = busy
+    shown.page.locator(".rb-tools input").fill("yes")
+    over(shown)
+    live(shown, at, "yes", "no", "yes")
+    assert shown.texts(".rb-news button") == ["2 new"]
+
+
+def test_rows_in_sight_stay_where_they_are_as_others_come_and_go(busy):
+    shown, at = busy
+    shown.page.evaluate("document.querySelector('.rb-body').scrollTop = 24 * 30; drawn()")
+    before = in_sight(shown)
+    for key in list(at[0]["tables"]["messages"])[:20]:
+        for member in at.values():
+            member["tables"].get("messages", {}).pop(key, None)
+    live(shown, at, *"abc")
+    assert in_sight(shown) == before, "old messages were dropped above them, and new ones came below"
+
+
+def test_a_record_is_not_held(busy):
+    shown, at = busy
+    shown.page.evaluate("models[0].get_ ??= models[0].get")
+    shown.page.evaluate(
+        "() => { models[0].get = name => name === 'phase' ? {name: 'record', at: 0} : models[0].get_(name); }"
+    )
+    shown.page.evaluate("() => { models[0].say('change:phase'); return drawn(); }")
+    over(shown)
+    live(shown, at, "a")
+    assert shown.texts(".rb-stat")[0] == "61 messages" and not shown.page.locator(".rb-news button").is_visible()
+
+
+# ---- sums of collectives
+
+
+def meetings(at, first, many, late):
+    """Collectives of two workers, of which the one `late(n)` comes 0.3 seconds after the other one."""
+    for n in range(first, first + many):
+        meet(at, n, {w: 10.0 + n + (0.3 if w == late(n) else 0) for w in (1, 2)}, 10.5 + n)
+
+
+def test_a_sum_says_who_came_last(show):
+    at = world(2)
+    meetings(at, 1, 4, lambda n: 2)
+    shown = show("messages", at)
+    assert not shown.page.locator(".rb-late").is_visible(), "each row says it"
+    meetings(at, 5, 6, lambda n: 1 if n > 8 else 2)
+    shown.move(at)
+    words = "worker2 came last in 80 % of 10 collectives: the others waited 300.0 ms each time, 2.4 s in all"
+    assert shown.texts(".rb-late") == [words]
+    assert f"  {words}\n" in summarize_view(shown.view)
+
+
+def test_of_many_collectives_the_head_says_how_many_there_were(show, monkeypatch):
+    monkeypatch.setattr(message_views, "PARTS_KEPT", 8)
+    at = world(2)
+    meetings(at, 93, 7, lambda n: 1)
+    shown = show("messages", at)
+    assert "7 collectives" in shown.texts(".rb-stat"), "they began before somebody watched, and none was dropped"
+    meetings(at, 100, 1, lambda n: 1)
+    meet(at, 101, {1: 300.0}, None)
+    shown.move(at)
+    assert "last 9 of 101 collectives" in shown.texts(".rb-stat")
+    assert ", last 9 of 101 collectives" in summarize_view(shown.view)

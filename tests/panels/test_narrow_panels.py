@@ -164,3 +164,21 @@ def test_a_menu_lies_above_its_panel_within_the_page_and_closes_on_a_click_outsi
     opener(shown, "tr[data-worker='4']").click()
     opener(shown).click()
     assert not menu.is_visible() and shown.page.get_by_role("dialog").is_visible()
+
+
+@pytest.mark.parametrize("width", [370, 600, 700])
+def test_the_picture_of_a_pipeline_stands_still_whatever_the_text_above_it_says(show, page, at_width, width):
+    at_width(width)
+    at = training(3)
+    shown = show("pipeline", at)
+    top = "document.querySelector('.rb-body').getBoundingClientRect().top"
+    places = []
+    for step, late in ((6, 0.0), (7, 0.012), (8, 0.0), (9, 0.012)):
+        gpipe(at, step, 3, 8, 101.0 + step)
+        for key, op in list(at[2]["tables"]["ops"].items()):
+            if op["step"] == step and late and op["op"] == "F":  # longer, so another sentence
+                at[2]["tables"]["ops"][key] = {**op, "end": op["end"] + late * (op["microbatch"] == 7)}
+        at[3]["tables"]["steps"][f"s{step}.w3"] |= {"samples": 128} | ({"loss": 1e-9} if late else {})
+        shown.move(at)
+        places.append(page.evaluate(top))
+    assert places[1:] == places[1:2] * 3 and places[0] <= places[1]
