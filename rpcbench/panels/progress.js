@@ -18,9 +18,13 @@ const formatRate = (rate) => (rate >= 100 ? formatCount(Math.round(rate)) : Stri
 
 const waitingOf = ({ total, ended, running }) => (total === null ? 0 : Math.max(0, total - ended - running));
 
+// Whether a map waits until its results are taken: nothing runs, and nothing has begun or ended for a second.
+const isHeldBack = ({ kind, state, running, ended, counted }, now) =>
+  kind === "map" && state === "runs" && !running && ended > 0 && now !== null && counted !== null && now - counted > 1;
+
 // Returns the seconds that the rest of a job takes at its rate; null if that is not known. `now`: seconds since 1970.
 function secondsLeft(job, now) {
-  if (job.state !== "runs" || job.total === null || !job.rate || job.counted === null) return null;
+  if (job.state !== "runs" || isHeldBack(job, now) || job.total === null || !job.rate || job.counted === null) return null;
   return Math.max(0, (job.total - job.ended) / job.rate - (now - job.counted));
 }
 
@@ -83,7 +87,6 @@ class JobRow {
     this.bar.replaceChildren(barMark(parts.length || job.state !== "runs" ? "waiting" : "unknown", 0, WIDE), ...marks);
     setText(this.counts, countWords(job));
     setText(this.state, STATES[job.state] ?? job.state);
-    setText(this.note, job.error || job.note);
     set(this.note, { class: `rb-note${job.error ? " rb-bad" : ""}`, title: job.error || null });
     this.tick(now);
   }
@@ -91,6 +94,7 @@ class JobRow {
   tick(now) {
     const { job } = this;
     const [passed, left] = [secondsPassed(job, now), now === null ? null : secondsLeft(job, now)];
+    setText(this.note, job.error || job.note || (isHeldBack(job, now) ? TEXT.heldBack : ""));
     const time = passed === null ? "" : formatTime(passed, job.lasted !== null);
     setText(this.time, [time, left === null ? "" : TEXT.left(formatTime(left))].filter(Boolean).join(", "));
     setText(this.rate, job.rate ? TEXT.rate(formatRate(job.rate), job.unit) : "");

@@ -102,6 +102,7 @@ const STRINGS = {
     undone: (count) => `${count} not done`,
     rate: (text, unit) => `${text} ${unit}s/s`,
     left: (time) => `about ${time} left`,
+    heldBack: "until its results are taken",
     gone: (number) => `Cell [${number}] is no longer there, or has run again since.`,
     noCell: "It was begun outside cells.",
     reveal: "Show the cell that began it",

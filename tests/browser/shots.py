@@ -100,6 +100,42 @@ for step in range(600):
 USED = 25_000  # milliseconds before the restart, and after it
 
 # FSDP times tensor parallel, stopped in the middle of a forward pass: one block and the root are gathered.
+# A training loop, maps of which one fails and one still runs, and cells on the workers.
+WORK = [
+    "%panel progress",
+    """import time, torch
+from torch import nn
+from rpcbench.pipeline import Pipeline, split
+
+class Classifier(nn.Sequential):
+    pass
+
+model = Classifier(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+pipe = Pipeline(split(model, cluster.workers[:2]), microbatches=4, loss_fn=nn.functional.cross_entropy,
+                optimizer=(torch.optim.Adam, {"lr": 0.01}))
+batches = [(torch.randn(32, 16), torch.randint(4, (32,))) for _ in range(20)]
+pipe.fit(batches, epochs=3, progress=False)""",
+    """def load(shard):
+    time.sleep(0.02)
+    if shard == 17:
+        raise ValueError(f"shard {shard} is empty")
+    return shard
+
+list(cluster.map(load, range(40), progress=False))""",
+    "%%remote all\nimport time, torch\nx = torch.randn(500, 500)\ntime.sleep(1.3)",
+    "%%remote worker2\ny = x @ torch.ones(3)",
+    "%%remote worker1 worker3 --async\nfor epoch in range(60):\n    time.sleep(1)",
+    """def score(seed):
+    time.sleep(0.4)
+    return seed
+
+scores = cluster.map(score, range(100), progress=False, ordered=False)
+for _ in range(37):
+    next(scores)
+import threading
+threading.Thread(target=list, args=(scores,)).start()""",
+]
+
 SHARDED = [
     """%%remote all
 import warnings, torch, rpcbench.distributed as dist
@@ -363,6 +399,18 @@ def of_collectives(shots: Shots) -> None:
     shots.take(page, "stragglers", "img[alt*='kept the others waiting']")
 
 
+def of_progress(shots: Shots) -> None:
+    """Jobs and cells, of which some run."""
+    notebook = shots.open(3, WORK, 1500)
+    for source in WORK:
+        notebook.run(source[:40])
+        notebook.ended(source[:40])
+    page = notebook.page
+    page.locator(".rb-jobs [data-state='runs']").first.wait_for()
+    page.wait_for_timeout(1500)
+    shots.take(page, "progress")
+
+
 def of_shards(shots: Shots) -> None:
     """A sharded model, of which a part is gathered."""
     notebook = shots.open(4, SHARDED, 1500)
@@ -456,6 +504,7 @@ PANELS = {
     "resources": of_resources,
     "messages": of_messages,
     "collectives": of_collectives,
+    "progress": of_progress,
     "shards": of_shards,
     "compare": of_compare,
     "plan": of_plan,

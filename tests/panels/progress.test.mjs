@@ -5,8 +5,8 @@ import { test } from "node:test";
 
 import { load, plain } from "./load.mjs";
 
-const { barParts, formatCount, formatRate, formatTime, secondsLeft, secondsPassed } =
-  load("progress", "barParts", "formatCount", "formatRate", "formatTime", "secondsLeft", "secondsPassed");
+const { barParts, formatCount, formatRate, formatTime, isHeldBack, secondsLeft, secondsPassed } =
+  load("progress", "barParts", "formatCount", "formatRate", "formatTime", "isHeldBack", "secondsLeft", "secondsPassed");
 const job = { total: 20, done: 8, failed: 2, running: 2, ended: 10, state: "runs", began: 100, counted: 110, lasted: null, rate: 2 };
 
 test("times are short, and exact once they are over", () => {
@@ -24,6 +24,13 @@ test("the time left runs down from the last count, and ends at zero", () => {
   assert.equal(secondsLeft(job, 112), 3);
   assert.equal(secondsLeft(job, 999), 0);
   for (const unknown of [{ total: null }, { rate: null }, { state: "done" }, { counted: null }]) assert.equal(secondsLeft({ ...job, ...unknown }, 110), null);
+});
+
+test("a map of which nothing runs waits for its results to be taken, and has no time left", () => {
+  const held = { ...job, kind: "map", running: 0 };
+  assert.ok(isHeldBack(held, 112) && secondsLeft(held, 112) === null);
+  for (const busy of [{ running: 1 }, { ended: 0 }, { state: "done" }, { kind: "fit" }]) assert.ok(!isHeldBack({ ...held, ...busy }, 112));
+  assert.ok(!isHeldBack(held, 110.5) && !isHeldBack(held, null), "between two items");
 });
 
 test("time passes until the end, or to the last count where there is no present", () => {
