@@ -155,29 +155,31 @@ def test_join_has_one_deadline_for_all_of_its_waits() -> None:
 @pytest.mark.long
 def test_a_notebook_can_use_and_leave_workers_that_only_torchrun_can_restart(ranks: Ranks) -> None:
     bound: list[object] = []
-    do = Commands(Targets(), bound.append).by_name
-    assert do["join"]([ranks.url]) == (
+    do = Commands(Targets(), bound.append).run_action
+    assert do("join", [ranks.url]) == (
         "2 workers: worker1, worker2. %%remote worker1 runs a cell there, %cluster stop leaves them."
     )
     (cluster,) = bound
     assert isinstance(cluster, AttachedCluster)
-    rows = do["status"]([])
+    rows = do("status", [])
     assert [(row.name, row.state, row.pid == cluster.pid(row.name)) for row in rows] == [
         ("worker1", "ready", True), ("worker2", "ready", True)
     ]  # fmt: skip
     for refused in (["scale", "3"], ["restart", "worker1"], ["logs"]):
         with pytest.raises(RpcError, match="torchrun has started"):
-            do[refused[0]](refused[1:])
+            do(refused[0], refused[1:])
+    with pytest.raises(RpcError, match="its output outside cells goes to torchrun's output"):
+        cluster.find_log("worker1")
     with pytest.raises(UnknownWorkerError, match="name worker3: did you mean worker"):
         cluster.interrupt("worker3")
-    assert do["stop"]([]) == "This notebook has left its workers; they stay until torchrun ends."
-    assert do["status"]([]) == NONE_RUNS and repr(cluster).endswith(": left>")
-    do["join"]([ranks.url])
+    assert do("stop", []) == "This notebook has left its workers; they stay until torchrun ends."
+    assert do("status", []) == NONE_RUNS and repr(cluster).endswith(": left>")
+    do("join", [ranks.url])
     ranks.torchrun.send_signal(signal.SIGTERM)
     assert ranks.over() == 1
     until(lambda: rpcbench.cluster().lost == ["worker1", "worker2"])
-    assert "torchrun has ended it (SIGTERM)" in str(do["status"]([]))
-    assert do["list"]([]) == NONE_RUNS  # a notebook without workers may join or start others
+    assert "torchrun has ended it (SIGTERM)" in str(do("status", []))
+    assert do("list", []) == NONE_RUNS  # a notebook without workers may join or start others
     with pytest.raises(RpcError, match=rf"no workers answer at {ranks.url}: check that"):
         AttachedCluster(ranks.url, timeout=0.5)
 
