@@ -18,6 +18,8 @@ export interface Worker {
   cpu: number;
   /** The notebook's calls that wait for this worker. */
   calls: number;
+  /** Of these, those that wait for a message that `%%step` holds; a kernel with an earlier version does not say it. */
+  held?: number;
 }
 
 export interface Cluster {
@@ -135,6 +137,7 @@ export const STRINGS = {
     restart: (name: string) => `Restart ${name}`,
     startAgain: (name: string) => `Start ${name} again`,
     lost: (why: string) => `lost: ${why}`,
+    held: (calls: number) => `${calls} call${calls === 1 ? '' : 's'} held`,
     started: (times: number) => `started ${times === 2 ? 'twice' : `${times} times`}`,
     drop: (name: string) => `runs on ${name}`
   },

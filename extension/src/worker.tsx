@@ -52,8 +52,9 @@ export function WorkerRow({ worker, cluster, disabled, actions }: WorkerProps): 
 }
 
 /** Return what changes by the second: in one line, so that the rows below stay where they are. */
-function describe({ state, note, cpu }: Worker): string {
-  return note ? STRINGS.worker.lost(note) : cpu > 0 ? `${state} · ${cpu} %` : state;
+function describe({ state, note, cpu, held }: Worker): string {
+  const parts = [state, held ? STRINGS.worker.held(held) : '', cpu > 0 ? `${cpu} %` : ''];
+  return note ? STRINGS.worker.lost(note) : parts.filter(Boolean).join(' · ');
 }
 
 const SHAPES: Record<WorkerState, React.JSX.Element> = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -29,6 +30,7 @@ from rpcbench.launch.registry import KINDS
 from rpcbench.launch.status import ProcessSampler, WorkerStatus
 from rpcbench.notebook import warn_on_stderr
 from rpcbench.notebook.parsers import HOW_MANY, cluster_line, parse_size
+from rpcbench.testing.stepper import Stepper
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
@@ -78,20 +80,26 @@ class ClusterSummary:
 
     def _summarize_workers(self, one: BaseCluster) -> list[ClusterState]:
         serving = {*one.workers}
-        return [summarize_worker(row, row.name in serving) for row in self._looks.sample_workers(one.watched())]
+        stepper = Stepper.present(one.agent)
+        held = stepper.count_held_calls() if stepper is not None else Counter[str]()
+        return [
+            summarize_worker(row, row.name in serving, held[row.name])
+            for row in self._looks.sample_workers(one.watched())
+        ]
 
 
-def summarize_worker(row: WorkerStatus, serves: bool) -> ClusterState:
-    """Summarize one worker. `serves` is False while it starts."""
+def summarize_worker(row: WorkerStatus, serves: bool, held: int = 0) -> ClusterState:
+    """Summarize one worker. `serves` is False while it starts; a stepper holds `held` of its calls."""
     note = "" if row.state in ("ready", "stopped") else row.state
-    now = "busy" if row.calls else "ready"
+    now = "busy" if row.calls > held else "ready"
     return {
         "name": row.name,
         "state": "lost" if note else "stopped" if row.state == "stopped" else now if serves else "starting",
         "note": note,  # how it was lost
         "start": row.incarnation + 1,  # 1 for the first process of its name, 2 after a restart
         "cpu": round(100 * (row.cpu or 0)),  # per cent of a core; 0 if unknown
-        "calls": row.calls,  # from here, without a reply yet; "busy" means at least one
+        "calls": row.calls,  # from here, without a reply yet; "busy" means at least one that nobody holds
+        "held": min(held, row.calls),  # of these, those that wait for a held message
     }
 
 

@@ -41,6 +41,7 @@ from rpcbench.launch import process, saved
 from rpcbench.launch.cluster import cluster
 from rpcbench.notebook import admit_widgets, is_help, panel_names, require_extra, warn_on_stderr, with_help
 from rpcbench.notebook.async_cells import CellHandle
+from rpcbench.notebook.cell_status import CellStatus
 from rpcbench.notebook.cluster_magic import Commands, running
 from rpcbench.notebook.completion import Assist, Vocabulary
 from rpcbench.notebook.fault_magics import DebugMagics, FaultMagics, Modes, RecordMagics, TraceMagics
@@ -144,6 +145,7 @@ class ClusterMagics(Magics):
         self.frames: Frames | None = None
         self.lab_debugger: LabDebugger | None = None
         self.sidebar: Sidebar | None = None
+        self.cell_status: CellStatus | None = None
         self.commands = Commands(self.targets, lambda running: shell.push({"cluster": running}))
 
     @line_magic
@@ -389,6 +391,7 @@ def register(shell: InteractiveShell) -> None:
                 lambda *at: magics.make_vocabulary().words_after(*at),
             )
             magics.sidebar = Sidebar(magics.commands, Modes(magics.auto, record))
+            magics.cell_status = CellStatus(kernel)
             magics.lab_debugger = _lab_debugger(shell)
             admit_widgets()
             for type_name, panel_name in _RESULTS.items():
@@ -445,6 +448,8 @@ def unregister(shell: InteractiveShell) -> None:
         magics.assist.restore_kernel()
     if magics.sidebar is not None:
         magics.sidebar.close()
+    if magics.cell_status is not None:
+        magics.cell_status.restore_kernel()
     for type_name in _RESULTS:
         _display_formatter(shell).pop(".".join(type_name), None)
     if magics.lab_debugger is not None:

@@ -40,6 +40,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -360,6 +361,13 @@ class Stepper:
         """The held messages, the next one first."""
         with self._lock:
             return [row for _, _, row in self._rows.values()]
+
+    def count_held_calls(self) -> Counter[str]:
+        """For the runtime: return how many calls of this process wait for a held message, by the worker's name."""
+        own = self._agent.name
+        pairs = {(row.to if row.sender == own else row.sender, row.ids.get("call")) for row in self.held
+                 if own in (row.sender, row.to)}  # fmt: skip
+        return Counter(worker for worker, call in pairs if call is not None)
 
     def wait(self, count: int = 1, timeout: float = 20.0, kind: str | None = None) -> list[Held]:
         """Wait until `count` messages are held, and return all that are held.

@@ -367,7 +367,7 @@ def test_a_report_of_a_comparison_is_drawn(kernel):
     shown = kernel.run("cluster.compare(reference=(make_model, step), parallel=(make_model, step))")
     (live, still), widget = shown.results, "application/vnd.jupyter.widget-view+json"
     assert widget in live and live["text/plain"].startswith("Right: the ranks (rank=2) compute what one process")
-    assert "<svg" in base64.b64decode(re.search("base64,([^\"]+)", still["text/html"])[1]).decode()
+    assert "<svg" in base64.b64decode(re.search('base64,([^"]+)', still["text/html"])[1]).decode()
     assert widget in kernel.run("%panel compare").results[0] and not shown.text
 
 

@@ -177,3 +177,9 @@ def test_a_worker_in_a_word(state, calls, serves, seen):
     row = summarize_worker(WorkerStatus("worker1", 7, state, 1, "here", 1.0, None, 0.126, calls), serves)
     assert (row["state"], row["note"]) == seen
     assert (row["name"], row["start"], row["cpu"], row["calls"]) == ("worker1", 2, 13, calls)
+
+
+@pytest.mark.parametrize(("calls", "held", "seen"), [(2, 1, ("busy", 1)), (2, 2, ("ready", 2)), (0, 1, ("ready", 0))])
+def test_a_call_that_a_stepper_holds_keeps_no_worker_busy(calls, held, seen):
+    row = summarize_worker(WorkerStatus("worker1", 7, "ready", 0, "here", 1.0, None, 0.0, calls), True, held)
+    assert (row["state"], row["held"]) == seen
