@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from worlds import PATIENCE, cluster_fixture, until
 
+import rpcbench
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.telemetry import collector
@@ -156,3 +157,17 @@ def test_a_cell_of_a_lost_worker_is_lost_and_its_restart_lists_no_cell(cluster, 
     assert cells(seen())[1] == ("worker1-2", "lost on worker2, ok on worker1")
     cluster.restart("worker2", replay=True)
     assert len(cells(seen())) == 2
+
+
+def test_a_record_has_jobs_and_cells_and_is_played(cluster, tmp_path):
+    with rpcbench.record(tmp_path / "work.json"):
+        list(cluster.map(abs, range(5)))
+        with pytest.raises(ZeroDivisionError):
+            cluster.run("worker1", "1 / 0")
+    made = rpcbench.replay(tmp_path / "work.json", "progress")
+    try:
+        view = made.panel.latest_view()
+    finally:
+        made.close()
+    assert (last_job(view)["state"], last_job(view)["ended"]) == ("done", 5)
+    assert cells(view)[-1] == ("worker1[1]", "ZeroDivisionError: division by zero")
