@@ -434,6 +434,7 @@ export default panel("workers", "Workers", (frame, model) => {
       row.show(workers[id], { action: running, stacks, columns, history, now, tops, onOneHost: isOneHost, ...details });
     }
     folds.fit(frame.body.clientWidth, columns, `${frame.body.clientWidth} ${ids.map(name)} ${columns.map(({ key }) => key)}`);
+    for (const { menu } of rows.values()) menu?.place();
     const marks = table.hidden ? [] : legendOf(columns, folds, tops, history.byWorker.size > 0);
     const words = marks.map(([, text]) => text).join();
     if (words !== legend) frame.showLegend(marks);

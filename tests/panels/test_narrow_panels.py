@@ -164,6 +164,11 @@ def test_a_menu_lies_above_its_panel_within_the_page_and_closes_on_a_click_outsi
     opener(shown, "tr[data-worker='4']").click()
     opener(shown).click()
     assert not menu.is_visible() and shown.page.get_by_role("dialog").is_visible()
+    shown.page.keyboard.press("Escape")
+    opener(shown, "tr[data-worker='4']").click()
+    at_width(1000)
+    shown.page.evaluate("drawn()")
+    assert not menu.is_visible(), "its button has gone: the row has room for those in it"
 
 
 @pytest.mark.parametrize("width", [370, 600, 700])
