@@ -16,7 +16,8 @@ import type { KernelSessions } from './sessions';
 import { current, DASHBOARD, STRINGS } from './strings';
 import { TabNote } from './tabNote';
 
-const BOARD = ['workers', 'progress', 'pipeline', 'autograd', 'messages'];
+// The first screen of a narrow tab has two of them, and the head of a third one.
+const BOARD = ['workers', 'pipeline', 'progress', 'autograd', 'messages'];
 
 export class PanelTab extends MainAreaWidget<Panel> {
   /** `name` is a panel's, or `DASHBOARD`; `path` is the notebook's, which may be opened later. */

@@ -228,7 +228,7 @@ def _begin_anew(notebook, side):
 
 AGAIN = "# at once\n%cluster stop\n%cluster start 2"
 CELLS = ["%load_ext rpcbench\n%cluster start 2", AGAIN]
-NAMES = ["workers", "progress", "pipeline", "autograd", "messages"]
+NAMES = ["workers", "pipeline", "progress", "autograd", "messages"]
 LOOK = """from ipywidgets import Widget
 from rpcbench.telemetry.collector import current_collector
 shown_ = [one for one in Widget.widgets.values() if type(one).__name__.endswith('Panel')]"""

@@ -19,7 +19,7 @@ sgd = (torch.optim.SGD, {"lr": 0.1})
 pipe = Pipeline(stages, microbatches=4, loss_fn=nn.functional.mse_loss, optimizer=sgd)
 for _ in range(4):
     pipe.step(torch.ones(16, 8), torch.zeros(16, 2))"""
-PLACES = """() => Object.fromEntries(['.rb-workers', '.rb-pipeline .rb-body', '.rb-autograd .rb-head'].map(part => {
+PLACES = """() => Object.fromEntries(['.rb-workers', '.rb-pipeline .rb-body', '.rb-progress .rb-head'].map(part => {
   const { top, bottom, height } = document.querySelector('.rbx-board ' + part).getBoundingClientRect();
   return [part, { top, bottom, height }];
 }))"""
@@ -46,7 +46,7 @@ def test_the_first_screen_of_a_narrow_dashboard(show):
     bottom = board.bounding_box()["y"] + board.bounding_box()["height"]
     assert board.bounding_box()["width"] < 420
     keep(page, "empty")
-    assert page.evaluate(PLACES)[".rb-autograd .rb-head"]["bottom"] <= bottom
+    assert page.evaluate(PLACES)[".rb-progress .rb-head"]["bottom"] <= bottom
     assert board.locator(".rb-pipeline .rb-hint").is_visible()
 
     notebook.activate()
@@ -56,8 +56,8 @@ def test_the_first_screen_of_a_narrow_dashboard(show):
     settles(page, lambda: page.evaluate(WIDER), [])
     places = page.evaluate(PLACES)
     keep(page, "trained")
-    assert places[".rb-autograd .rb-head"]["bottom"] <= bottom, places
-    assert places[".rb-autograd .rb-head"]["height"] < 40
+    assert places[".rb-progress .rb-head"]["bottom"] <= bottom, places
+    assert places[".rb-progress .rb-head"]["height"] < 40
 
     opener = board.locator("tr[data-worker='2'] .rb-menu-button")
     opener.press("Enter")

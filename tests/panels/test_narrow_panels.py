@@ -11,7 +11,7 @@ from rpcbench.panels import PANELS
 pytestmark = pytest.mark.browser
 
 ROW = 40  # pixels: the most that a head of one line has
-BOARD = ("workers", "pipeline", "autograd", "messages")  # as in `extension/src/panelTab.ts`
+BOARD = ("workers", "pipeline", "progress", "autograd", "messages")  # as in `extension/src/panelTab.ts`
 BOARD_STYLE = """
     body { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 8px; margin: 0;
            align-content: start; align-items: start; padding: 8px; }
@@ -81,7 +81,7 @@ def test_the_first_screen_of_a_narrow_dashboard_has_a_picture_and_the_next_head(
     for name in BOARD:
         Shown(page, name).open(world_of(4))
     bottom = "one => one.getBoundingClientRect().bottom"
-    for part in (".rb-workers", ".rb-pipeline .rb-body", ".rb-autograd .rb-head"):
+    for part in (".rb-workers", ".rb-pipeline .rb-body", ".rb-progress .rb-head"):
         assert page.eval_on_selector(part, bottom) <= 700, part
     assert page.locator(".rb-pipeline .rb-op").count() > 0 or page.locator(".rb-pipeline .rb-hint").is_visible()
 
