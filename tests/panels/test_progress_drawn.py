@@ -7,6 +7,7 @@ import time
 import pytest
 from pictures import job, ran, world
 
+from rpcbench.telemetry.drawing import panel_styles
 from rpcbench.telemetry.views import World
 
 pytestmark = pytest.mark.browser
@@ -67,6 +68,13 @@ def test_a_few_jobs_are_in_sight_and_all_that_run(show):
     shown.page.get_by_role("button", name="3 more jobs").press("Enter")
     shown.page.locator("[data-job='1']").wait_for()
     assert shown.count(".rb-jobs tbody tr") == 9 and shown.page.get_by_role("button", name="fewer jobs").is_visible()
+
+
+def test_an_empty_panel_has_one_line_also_beside_other_panels(show):
+    shown = show("progress", world(2))
+    shown.page.add_style_tag(content=panel_styles("workers"))  # the styles of a panel that is opened later
+    assert shown.page.locator(".rb-panel").bounding_box()["height"] < 90
+    assert not shown.page.locator(".rb-legend").is_visible()
 
 
 @pytest.mark.parametrize("how", ["key", "click"])
