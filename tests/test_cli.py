@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ipykernel.ipkernel import IPythonKernel
 
 import rpcbench
 from rpcbench.base.errors import WorkerLostError
@@ -143,6 +144,9 @@ def test_lessons_copies_the_course_and_all_it_links_to(tmp_path: Path, capsys: p
         for link in [each for each in linked if not each.startswith("http")]:
             assert (path.parent / link).exists(), f"{path.name}: {link}"
         assert (target / "notebooks" / "pictures" / f"{row['lesson']}.svg").exists()
+        metadata = json.loads(path.read_text())["metadata"]  # as JupyterLab would write it, and call the lesson unsaved
+        assert metadata["kernelspec"]["display_name"] == "Python 3 (ipykernel)"
+        assert metadata["language_info"] == IPythonKernel.language_info
     answer = target / "notebooks" / "mine.txt"
     answer.write_text("my answer")
     assert main(["lessons", str(target)]) == 1

@@ -38,7 +38,8 @@ export class Actions {
       return;
     }
     const { name, state } = chosen;
-    if (state === 'lost' || (await askToConfirm(ASK.restartOne(name), ASK.stillRuns(name), ASK.confirm.restart))) {
+    const body = ASK.stillRuns(name, valuesOn([chosen]));
+    if (state === 'lost' || (await askToConfirm(ASK.restartOne(name), body, ASK.confirm.restart))) {
       await this._act(cluster, 'restart', name);
     }
   }
@@ -50,7 +51,7 @@ export class Actions {
   }
 
   async stop(cluster = this._cluster): Promise<void> {
-    if (cluster && (await askToConfirm(ASK.stop(cluster.workers.length), ASK.lose, ASK.confirm.stop))) {
+    if (cluster && (await askToConfirm(ASK.stop(cluster.workers.length), ASK.lose(valuesOn(cluster.workers)), ASK.confirm.stop))) {
       await this._act(cluster, 'stop', ALL);
     }
   }
@@ -97,12 +98,17 @@ export class Actions {
   }
 
   private async _mayShrink(cluster: Cluster, size: number): Promise<boolean> {
-    const ended = cluster.workers.slice(size).map(({ name }) => name);
-    return !ended.length || askToConfirm(ASK.end(ended.join(', ')), ASK.loseThem(ended.length), ASK.confirm.end);
+    const ended = cluster.workers.slice(size);
+    const names = ended.map(({ name }) => name).join(', ');
+    return !ended.length || askToConfirm(ASK.end(names), ASK.loseThem(ended.length, valuesOn(ended)), ASK.confirm.end);
   }
 
   private readonly _sessions: KernelSessions;
   private readonly _tabs: PanelTabs;
+}
+
+function valuesOn(workers: Worker[]): number {
+  return workers.reduce((sum, { rrefs = 0 }) => sum + rrefs, 0);
 }
 
 async function askToConfirm(title: string, body: string, label: string): Promise<boolean> {

@@ -20,6 +20,8 @@ export interface Worker {
   calls: number;
   /** Of these, those that wait for a message that `%%step` holds; a kernel with an earlier version does not say it. */
   held?: number;
+  /** The values of this worker that RRefs of the notebook refer to. */
+  rrefs?: number;
 }
 
 export interface Cluster {
@@ -96,6 +98,9 @@ export function count(size: number): string {
 /** The board of several panels in one tab. */
 export const DASHBOARD = 'dashboard';
 
+/** What is lost with workers, as far as the kernel knows without asking them. */
+const among = (values: number) => (values ? `, also the value${values === 1 ? '' : 's'} of ${values} RRef${values === 1 ? '' : 's'} here` : '');
+
 const LOAD = '%load_ext rpcbench';
 
 export const STRINGS = {
@@ -158,11 +163,13 @@ export const STRINGS = {
     target: 'Run this cell on',
     noCell: 'Choose a code cell first: only code cells have a target.',
     restartOne: (name: string) => `Restart ${name}?`,
-    stillRuns: (name: string) => `${name} is still running. Everything it holds will be lost.`,
+    stillRuns: (name: string, values: number) =>
+      `${name} is still running. Everything it holds will be lost${among(values)}.`,
     stop: (size: number) => `Stop ${count(size)}?`,
-    lose: 'Everything its workers hold will be lost.',
+    lose: (values: number) => `Everything its workers hold will be lost${among(values)}.`,
     end: (names: string) => `End ${names}?`,
-    loseThem: (size: number) => `Everything ${size === 1 ? 'it holds' : 'they hold'} will be lost.`,
+    loseThem: (size: number, values = 0) =>
+      `Everything ${size === 1 ? 'it holds' : 'they hold'} will be lost${among(values)}.`,
     confirm: { restart: 'Restart', stop: 'Stop', end: 'End' }
   },
   commands: {

@@ -25,7 +25,12 @@ test('no other file has a text that users read', () => {
 test('numbers are said in words that fit', () => {
   assert.deepEqual([1, 2].map(count), ['1 worker', '2 workers']);
   assert.deepEqual([2, 3].map(STRINGS.worker.started), ['started twice', 'started 3 times']);
-  assert.deepEqual([1, 2].map(STRINGS.ask.loseThem), ['it holds', 'they hold'].map(words => `Everything ${words} will be lost.`));
+  assert.deepEqual([1, 2].map(size => STRINGS.ask.loseThem(size)), ['it holds', 'they hold'].map(words => `Everything ${words} will be lost.`));
+  assert.deepEqual([0, 1, 3].map(STRINGS.ask.lose), [
+    'Everything its workers hold will be lost.',
+    'Everything its workers hold will be lost, also the value of 1 RRef here.',
+    'Everything its workers hold will be lost, also the values of 3 RRefs here.'
+  ]);
   assert.deepEqual(STRINGS.status.text(0, 0), 'rpcbench: no workers');
   assert.deepEqual(STRINGS.status.text(3, 1), 'rpcbench: 3 workers, 1 lost');
 });

@@ -7,6 +7,7 @@ of the copy.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -38,10 +39,28 @@ def copy_course(target: Path) -> None:
             made = Path(place, target.name)
             for part, left_out in PARTS.items():
                 shutil.copytree(source() / part, made / part, ignore=left_out)
+            _name_kernel(made / "notebooks")
             made.rename(target)  # fails where a folder with content is now
     except OSError as error:
         failed = RpcError(f"cannot copy the lessons to {target}: {error}")
         raise _refusal_error(target) if target.exists() else failed from error
+
+
+def _name_kernel(folder: Path) -> None:
+    """Write the kernel of this interpreter into the notebooks, as JupyterLab does when it opens one: else each of them
+    would be changed, and have the mark of one that is not saved, before its reader does anything."""
+    try:
+        from ipykernel.ipkernel import IPythonKernel  # here: an import of a moment, for this alone
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+        spec = KernelSpecManager().get_kernel_spec("python3")
+    except (ImportError, NoSuchKernel):
+        return
+    kernel = {"display_name": spec.display_name, "language": spec.language, "name": "python3"}
+    for path in folder.glob("*.ipynb"):
+        content = json.loads(path.read_text("utf-8"))
+        content["metadata"] |= {"kernelspec": kernel, "language_info": IPythonKernel.language_info}
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _refusal_error(target: Path) -> RpcError:

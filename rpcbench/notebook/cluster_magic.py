@@ -30,6 +30,7 @@ from rpcbench.launch.registry import KINDS
 from rpcbench.launch.status import ProcessSampler, WorkerStatus
 from rpcbench.notebook import warn_on_stderr
 from rpcbench.notebook.parsers import HOW_MANY, cluster_line, parse_size
+from rpcbench.runtime.checks import count_rrefs
 from rpcbench.testing.stepper import Stepper
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
@@ -82,8 +83,9 @@ class ClusterSummary:
         serving = {*one.workers}
         stepper = Stepper.present(one.agent)
         held = stepper.count_held_calls() if stepper is not None else Counter[str]()
+        rrefs = count_rrefs(one.agent)
         return [
-            summarize_worker(row, row.name in serving, held[row.name])
+            {**summarize_worker(row, row.name in serving, held[row.name]), "rrefs": rrefs[row.name]}
             for row in self._looks.sample_workers(one.watched())
         ]
 

@@ -7,6 +7,7 @@ itself; the values of the first kind that are then left have leaked.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from rpcbench.base.ids import Id
@@ -38,6 +39,12 @@ class Leak(NamedTuple):
 def find_leaks(agent: Agent) -> list[Leak]:
     """Return all RRefs alive here that another member shares, values owned here first."""
     return _owned_leaks(agent) + _held_leaks(agent)
+
+
+def count_rrefs(agent: Agent) -> Counter[str]:
+    """Return how many values of each other member the RRefs here refer to, by its name. Without asking any member."""
+    pairs = agent.machine.read_node(lambda node: {(u.owner, u.rref) for u in node.rrefs.users.values()})
+    return Counter(agent.links.members.member_name(owner) for owner, _ in pairs if owner != agent.id)
 
 
 def _owned_leaks(agent: Agent) -> list[Leak]:

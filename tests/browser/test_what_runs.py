@@ -57,3 +57,21 @@ def _hold_a_call(notebook):
     step.get_by_role("button", name="Release all").click()
     notebook.output("%%step").filter(has_text="it is (3, 2)").first.wait_for()
     row.filter(has_text="held").wait_for(state="detached")
+    _say_what_would_be_lost(notebook, side)
+
+
+def _say_what_would_be_lost(notebook, side):
+    page = notebook.page
+    notebook.activate()
+    notebook.value("1", after="kept_ = [rpc.remote('worker1', complex, (1, i)) for i in range(3)]")
+    dialog = page.get_by_role("dialog")
+
+    def told():
+        """The sidebar hears of it within a second."""
+        side.get_by_role("button", name="Stop main").click()
+        text = dialog.locator(".jp-Dialog-body").inner_text()
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="detached")
+        return text
+
+    settles(page, told, "Everything its workers hold will be lost, also the values of 3 RRefs here.")
