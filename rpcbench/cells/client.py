@@ -533,16 +533,16 @@ Words = str | Sequence[str]
 
 def run_script_cell(
     agent: Agent, there: Sequence[str], workers: Words, code: str, push: Mapping[str, Any] | None, want: Iterable[str],
-    timeout: float | None,
+    timeout: float | None, listed: str | None = None,
 ) -> Any:  # fmt: skip
-    """Run the cell on the workers that `workers` selects among those `there`. See `Cluster.run`."""
+    """Run the cell on the workers that `workers` selects among those `there`. See `Cluster.run`; `listed` as in
+    `CellOptions`."""
     names = Targets().select_workers([workers] if isinstance(workers, str) else workers, there)
     wanted = (want,) if isinstance(want, str) else tuple(want)
     inputs = CellInputs(dict(push or {}), wanted, value=not wanted)
     shell = ipython_shell()
-    answer = agent.part(CellClient).run(
-        OutputDisplay(shell), names, code, inputs, CellOptions(math.inf if timeout is None else timeout)
-    )
+    options = CellOptions(math.inf if timeout is None else timeout, listed=listed)
+    answer = agent.part(CellClient).run(OutputDisplay(shell), names, code, inputs, options)
     if (error := answer.error_to_raise(shell)) is not None:
         raise error
     values = answer.values_by_name(several=[workers] != names)

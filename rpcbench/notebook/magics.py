@@ -346,7 +346,7 @@ class ClusterMagics(Magics):
     def debug_worker(self, worker: str) -> None:
         """Open a debugger on the worker, on the cell that failed last."""
         with short_tracebacks():
-            self._run_cell(self._select_workers([worker]), POST_MORTEM, CellInputs())
+            self._run_cell(self._select_workers([worker]), POST_MORTEM, CellInputs(), CellOptions(listed=""))
 
     def first_worker(self, line: str) -> str | None:
         """Return the first worker that a `%%remote` line selects, or None."""

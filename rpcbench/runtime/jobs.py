@@ -103,7 +103,8 @@ class JobCounts:
         note = self._note if describe is None else describe()
         with self._lock:
             ended = self._done + self._failed
-            at, before = self._marks[0]
+            # Of what has ended the rate is the mean: it stands beside the whole time.
+            at, before = self._marks[0] if self._end is None else (self._began, 0)
             seconds = (self._end or self._counted) - at
             return {
                 **self._about, "running": self._running, "done": self._done, "failed": self._failed,

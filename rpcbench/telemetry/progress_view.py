@@ -38,7 +38,8 @@ def progress_view(world: World) -> View:
     `jobs`: the `kind` ("map" or "fit"), the `name` of the function or model, the `worker` whose program it is, the
     `cell` and `number` of the notebook's cell that began it; how many are `running`, `done` and `failed` of the `total`
     (None: unknown), `ended` in all, in what `unit`; its `state`, one of `JOB_STATES`, its `error`, and a `note`;
-    `began`, and `end` or None; `counted`: when an item began or ended last; `rate`: items that end in a second.
+    `began`, and `end` or None; `counted`: when an item began or ended last; `rate`: items that end in a second, of
+    the last ones, or in the mean once the job has ended.
 
     `cells`: the `code`, or its beginning (`is_cut`), and its first `line`; the `state`, one of `CELL_STATES`; the
     notebook's `cell` and `number`; when it `began`, and how long it `lasted` or None, and how

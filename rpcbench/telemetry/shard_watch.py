@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 
+from rpcbench.cells.client import run_script_cell
 from rpcbench.launch.base_cluster import BaseCluster
 from rpcbench.launch.cluster import cluster
 from rpcbench.telemetry import collector as collect
@@ -72,7 +73,7 @@ def watch_on_workers(name: str, world: BaseCluster | None = None) -> None:
     world = world or cluster()
     # An expression that is None where all is well, so that `_` on the workers stays.
     code = f"__import__({_MODULE!r}, fromlist=['']).watch_variable({name!r}) or None"
-    said = world.run(world.workers, code)
+    said = run_script_cell(world.agent, world.workers, world.workers, code, None, (), None, listed="")
     replies = said if isinstance(said, dict) else {world.workers[0]: said}
     if all(replies.values()):
         worker, why = next(iter(replies.items()))

@@ -33,6 +33,7 @@ from rpcbench.base.errors import (
 from rpcbench.base.futures import Future
 from rpcbench.launch.task_map import AHEAD, TaskMap
 from rpcbench.launch.task_pool import PoolTask, TaskPool
+from rpcbench.runtime import jobs
 from rpcbench.runtime.events import EventLog
 from rpcbench.runtime.interceptors import AgentHooks
 from rpcbench.runtime.jobs import MOST, JobLog
@@ -699,6 +700,18 @@ def test_a_job_ends_with_its_map_however_that_ends() -> None:
     gc.collect()
     agent.released.get_nowait()
     assert last_job(agent)["state"] == "done", "all its results were taken"
+
+
+def test_the_rate_of_a_job_that_has_ended_is_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now)
+    job = FakeAgent().part(JobLog).begin_job("map", "same", 99, "item")
+    for seconds in (*[1.0] * 20, *[2.0] * 20):  # the later half is half as fast
+        now += seconds
+        job.end_item()
+    assert job.make_row()["rate"] == pytest.approx(1 / 2), "of the last ones, while it runs"
+    job.end("stopped")
+    assert job.make_row()["rate"] == pytest.approx(40 / 60)
 
 
 def test_a_job_keeps_no_item_and_old_ones_make_room() -> None:

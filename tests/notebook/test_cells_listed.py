@@ -47,3 +47,12 @@ def test_a_background_cell_and_an_interrupted_one(kernel):
     background, _, stopped, _ = value(kernel, "listed(4)")  # and the two cells here
     assert background[:2] == ("background = 1", [["worker1", "ok", ""]])
     assert stopped[1] == [["worker1", "interrupted", ""], ["worker2", "interrupted", ""]]
+
+
+def test_code_that_no_user_has_written_has_no_row(kernel):
+    assert kernel.run(HERE).status == "ok"
+    assert kernel.run("%%remote all\nimport torch\nlayer = torch.nn.Linear(4, 2)").status == "ok"
+    kernel.run("%panel shards layer")
+    codes = [code for code, *_ in value(kernel, "listed(3)")]
+    assert codes == ["import torch\nlayer = torch.nn.Linear(4, 2)", "%panel shards layer", "listed(3)"]
+    assert kernel.run("%%remote all\ndel layer").status == "ok"
