@@ -91,6 +91,7 @@ class CellLog:
         self._cells: dict[str, CellRecord] = {}  # the latest last
         self._numbers = Counter(1)
         self._here: tuple[object, str, CellRecord] | None = None  # IPython's info, key and record of what runs here
+        self._kept: CellRecord | None = None  # see `keep_here`
         self._bus = agent.links.bus
         self._bus.register_table("cells", self.table)
         shell = ipython_shell()
@@ -146,13 +147,21 @@ class CellLog:
         record.tell_run(0, number, None)
         self._here = info, key, record
 
+    def keep_here(self) -> CellRecord | None:
+        """Return the record of the cell that runs here, if it has one: its code goes on on another thread, and the
+        caller records its end. Called on the thread that runs cells."""
+        self._kept = self._here[2] if self._here is not None else None
+        return self._kept
+
     def _end_here(self, result: Any) -> None:
         if self._here is None or self._here[0] is not result.info:
             return
         _, _, record = self._here
         self._here = None
         error = result.error_before_exec or result.error_in_exec
-        record.end_part(0, error)
+        if record is not self._kept:
+            record.end_part(0, error)
+        self._kept = None
 
 
 def _sends_only(raw: str, code: str) -> bool:

@@ -409,8 +409,7 @@ def destroy_all_groups() -> None:
         c10d.destroy_process_group()
     if world is not None:
         if world.is_busy:
-            me = world.rank_label(world.rank)
-            text = f"{me} has destroyed the process group while it was in use. {RETRY_HINT}"
+            text = f"{world.rank_label(world.rank)} has destroyed the process group while it was in use. {RETRY_HINT}"
             world.break_on_all_ranks(CollectiveError(text))
         world.close(CollectiveError(DESTROYED))
         if c10d.is_initialized():
@@ -440,10 +439,8 @@ def _present_world() -> World | None:
     there = c10d.distributed_c10d._get_default_group() if c10d.is_initialized() else None
     if ours.is_member_of(there) if isinstance(ours, GroupMember) else world is None and there is None:
         return world
-    if world is not None and not world.is_broken and ours is None:
-        return world  # it is being founded
-    if world is not None and world.is_broken and there is None:
-        return world  # the reason is still to be told
+    if world is not None and (there is None if world.is_broken else ours is None):
+        return world  # the reason is still to be told; or it is being founded
     found = None if there is None else TorchWorld(there)
     with _TAKING_OVER:
         if _State.world is world:  # else another thread has been here
@@ -487,6 +484,9 @@ def has_world() -> bool:
 
 def default_group_size() -> int:
     """Return the number of ranks in the default group; 0 where there is none, or one that is broken."""
+    there = c10d.group.WORLD
+    if there is not None and world_of_group(there) is None and (_State.world is None or "0" in _State.members):
+        return int(there.size())  # torch's own. Not taken over: its store may have ceased to answer
     return 0 if (world := _present_world()) is None or world.is_broken else len(world.ranks)
 
 

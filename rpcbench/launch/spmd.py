@@ -108,7 +108,8 @@ def _refuse_groups(agent: Agent, names: Sequence[str]) -> None:
     if inside := [name for name, size in zip(names, sizes, strict=True) if size]:
         raise CollectiveError(
             f"{', '.join(inside)} {'is' if len(inside) == 1 else 'are'} in a process group already, and spmd makes its "
-            "own: run rpcbench.distributed.destroy_process_group() there first"
+            "own: run rpcbench.distributed.destroy_process_group() there first, or cluster.restart"
+            f"({inside[0]!r})"
         )
 
 

@@ -142,12 +142,13 @@ HERE = "notebook"  # the member name of a cell that runs here
 
 class LocalCell:
     """A cell of the notebook that `wait_for_result` runs, on the calling thread. The constructor may raise
-    SyntaxError."""
+    SyntaxError. `on_end` is called with its error or None at its end."""
 
     def __init__(self, shell: InteractiveShell, display: OutputDisplay, code: str) -> None:
         self._shell = shell
         self._display = display
         self._state = "runs"
+        self.on_end: Callable[[BaseException | None], object] = lambda error: None
         text = cast(Any, shell).transform_cell(code)
         # For lines of tracebacks, with the number of the cell's prompt: `execution_count` may be that of the next cell.
         number = len(cast(Any, shell.history_manager).input_hist_parsed) - 1
@@ -165,10 +166,12 @@ class LocalCell:
             self._display.call_in_context(self._run_code)
         except BaseException as error:  # noqa: BLE001  (any error of the cell)
             self._state = type(error).__name__
+            self.on_end(error)
             frames = user_frames(error.__traceback__)
             lines = cast(Any, self._shell.InteractiveTB).structured_traceback(type(error), error, frames)
             raise with_rendering(error, lines) from None
         self._state = "done"
+        self.on_end(None)
 
     def _run_code(self) -> None:
         from IPython.display import display

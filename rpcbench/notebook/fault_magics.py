@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ from IPython.core.magic import (
 from IPython.display import display
 
 from rpcbench.base.errors import count_noun, suggest_nearest
+from rpcbench.cells.cell_log import CellLog
 from rpcbench.cells.client import CellClient, CellInputs, CellOptions
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.targets import Targets
@@ -136,7 +138,13 @@ class FaultMagics(Magics):
         if not words or words == [HERE]:
             with self._paused():  # `%autoremote` would transform the code
                 beside = LocalCell(self._shell, output_display, code)
-            return lambda: CellHandle(output_display, lambda changed: beside, lambda answer: answer)  # nothing to bind
+
+            def start_here() -> CellHandle:
+                if (record := running.agent.part(CellLog).keep_here()) is not None:  # it runs until its code has ended
+                    beside.on_end = partial(record.end_part, 0)
+                return CellHandle(output_display, lambda changed: beside, lambda answer: answer)  # nothing to bind
+
+            return start_here
         names = self._targets.select_workers(words, running.workers)
         cell_client, inputs = running.agent.part(CellClient), CellInputs()
         for name in names:  # raises for an unknown or lost worker

@@ -9,8 +9,14 @@ function formatFigure(value) {
   return size === 0 || (size >= 1e-3 && size < 1e4) ? value.toPrecision(3) : value.toExponential(2);
 }
 
-const rateOf = (step) => step.samples && step.samples / durationOf(step);
-// All begin at 0 but the loss.
+// Returns the samples in a second of wall time, from the end of the step seen before to that of this one; null in the first one.
+// Steps between the two that the panel has not seen count as this one.
+function rateOf(step, i, steps) {
+  const before = steps[i - 1];
+  const [count, seconds] = before ? [step.step - before.step, step.end - before.end] : [0, 0];
+  return step.samples && count > 0 && seconds > 0 ? (step.samples * count) / seconds : null;
+}
+// All begin at 0 but the loss. `value` is called as by `Array.map`, on the steps of the curve.
 const CURVES = [
   { key: "loss", value: (step) => step.loss, text: formatFigure },
   { key: "time", value: durationOf, text: (value) => formatDuration(value), least: 0, most: 3 },
@@ -88,7 +94,7 @@ function curvesAbove(frame, choose) {
   });
   return (seen, shown, width) => {
     steps = curveSteps(seen);
-    const curves = CURVES.filter(({ value }) => steps.some((step) => isNumber(value(step))));
+    const curves = CURVES.filter(({ value }) => steps.map(value).some(isNumber));
     box.hidden = !curves.length;
     const isNarrow = width < NARROWEST * CURVES.length; // then they stand in two rows, however many there are
     const wide = Math.floor(width / (isNarrow ? Math.ceil(CURVES.length / 2) : Math.max(1, curves.length)));

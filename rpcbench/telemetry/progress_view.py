@@ -67,7 +67,8 @@ def _cell_rows(world: World) -> Table:
     busy: set[tuple[int, int]] = set()  # client and worker: where an earlier cell has not ended
     for worker, key, row in sorted(rows_of(world, "cells"), key=lambda found: (found[0], int(found[2]["order"]))):
         parts = [_part(part, row["began"], (worker, part[0]) in busy) for part in row["parts"]]
-        busy.update((worker, part[0]) for part in parts if part[2] == RUNS)
+        # A cell of `%%step` goes on on a thread of its own: later ones run here beside it.
+        busy.update((worker, part[0]) for part in parts if part[2] == RUNS and part[0] != worker)
         states = [part[2] for part in parts]
         state = next((each for each in CELL_STATES if each in states), OK)
         ends = [part[4] for part in row["parts"]]

@@ -106,6 +106,17 @@ def test_a_cell_of_the_notebook_is_a_row(log: CellLog, shell: Any) -> None:
     assert (row["code"], row["number"], row["cell"], row["parts"][0][5]) == ("train()", 5, "front-end's id", 5)
 
 
+def test_a_cell_that_goes_on_on_a_thread_runs_until_its_code_has_ended(log: CellLog, shell: Any) -> None:
+    info = begin(shell, "%%step\nwait()")
+    record = log.keep_here()
+    assert record is not None
+    end(shell, info)
+    end(shell, begin(shell, "x"))
+    assert states(log) == [[("notebook", "runs", "")], [("notebook", "ok", "")]]
+    record.end_part(0, ValueError("no"))
+    assert states(log)[0] == [("notebook", "error", "ValueError: no")] and log.keep_here() is None
+
+
 @pytest.mark.parametrize(
     ("raw", "code", "is_one"),
     [

@@ -300,6 +300,20 @@ def test_a_group_that_is_there_already_is_left_alone(cluster: Cluster) -> None:
     cluster.run("all", "import rpcbench.distributed\nrpcbench.distributed.destroy_process_group()")
 
 
+def test_a_worker_that_is_left_in_a_group_of_torch_is_refused_at_once(no_leaks: None) -> None:
+    """Its program was stopped, another rank has been started again, and torch's store answers no more."""
+    with Cluster(2) as cluster:
+        cluster.run("all", "import torch\ntorch.distributed.init_process_group()\ntorch.distributed.barrier()")
+        cluster.restart("worker2")
+        cluster.scale(3)
+        said = r"^worker1 is in a process group already, .*destroy_process_group\(\) there .*restart\('worker1'\)"
+        with pytest.raises(CollectiveError, match=said):
+            cluster.spmd(in_torch)
+        assert "call of notebook" not in str(cluster.stack("worker1"))
+        cluster.run("worker1", "import rpcbench.distributed\nrpcbench.distributed.destroy_process_group()")
+        assert total(cluster) == [3.0] * 3
+
+
 def test_bad_arguments_are_refused_before_anything_runs(cluster: Cluster) -> None:
     with pytest.raises(TypeError, match=r"spmd runs a function on each rank, and 'train.py' is none: cluster.spmd"):
         cluster.spmd("train.py")

@@ -56,3 +56,13 @@ def test_code_that_no_user_has_written_has_no_row(kernel):
     codes = [code for code, *_ in value(kernel, "listed(3)")]
     assert codes == ["import torch\nlayer = torch.nn.Linear(4, 2)", "%panel shards layer", "listed(3)"]
     assert kernel.run("%%remote all\ndel layer").status == "ok"
+
+
+def test_a_cell_of_step_runs_until_its_code_has_ended(kernel):
+    assert kernel.run(HERE + "import rpcbench").status == "ok"
+    kernel.run("%%step\nrpcbench.rpc.rpc_sync('worker1', abs, args=(-3,))")
+    step, last = value(kernel, "listed(2)")
+    assert step[1] == [["notebook", "runs", ""]] and last[1] == [["notebook", "runs", ""]]
+    kernel.run("from rpcbench.testing.stepper import Stepper\nfrom rpcbench.runtime.current import current_agent\n"
+               "stepper = Stepper.present(current_agent())\nstepper.go()\nstepper.cell.wait(20)")  # fmt: skip
+    assert value(kernel, "listed(3)")[0][1] == [["notebook", "ok", ""]]

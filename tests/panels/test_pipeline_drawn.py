@@ -436,7 +436,7 @@ def test_curves_show_the_steps_seen_and_a_click_opens_one(show):
     assert shown.texts(".rb-line > text") == [
         "loss 0.500", f"step time {shown.texts('.rb-stat')[1].partition(' step time')[0]}",
         f"bubble {100 * shown.view['steps']['8']['bubble']:.0f} % ┄ minimum 20 %",
-        f"samples/s {64 / (shown.view['steps']['8']['end'] - shown.view['steps']['8']['begin']):,.0f}",
+        f"samples/s {64 / (shown.view['steps']['8']['end'] - shown.view['steps']['7']['end']):,.0f}",
     ]  # fmt: skip
     assert "0.500 to 4.00 in 8 steps" in shown.page.locator(".rb-line").first.get_attribute("aria-label")
     for x, step in ((10, "1"), (240, "8")):
