@@ -14,8 +14,10 @@ Rules
   unless this makes it rest for longer than `most_rest` seconds.
 - While nothing changes the thread wakes once per `beat` seconds, and says that the pictures are true. A browser that
   hears nothing for longer shows the age of its picture. With no viewer the thread ends, and no source is subscribed.
+- A viewer whose browsers are behind (`backpressure`) is sent nothing until they have caught up. Each message has the
+  time of its picture, so a page that is late says so.
 - A browser that missed a message asks for the whole state after a few seconds, and in any case is correct again within
-  `heal` seconds of a change: viewers send whole states then. Those of views that are a history wait longer.
+  `heal` seconds of a change: viewers send whole states then, which may be large.
 - After `close` returns, nothing more is sent. A viewer that fails is closed with its error; the others continue.
 
 A displayed panel has a second output, a still picture of it, for readers of the saved notebook, who have no kernel.
@@ -46,6 +48,7 @@ from rpcbench.base.charts import shorten_words
 from rpcbench.base.conditions import Condition
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
+from rpcbench.panels.backpressure import Backpressure
 from rpcbench.simulation.simulated_world import SimulatedWorld
 from rpcbench.telemetry import collector, trace
 from rpcbench.telemetry.collector import LIVE, SIMULATED, Phase
@@ -80,10 +83,12 @@ class _Entry:
     stale: bool = True  # the world has changed since the last look
     whole_at: float = math.inf  # when to send the whole state, in monotonic seconds
     beat_at: float = math.inf  # when to say that nothing has changed
+    ready_at: float = -math.inf  # before this nothing is sent; inf while its browsers are behind
 
-    def is_due(self, now: float) -> bool:
-        """Return whether there is a change to look at, or a message to send."""
-        return self.stale or min(self.whole_at, self.beat_at) <= now
+    @property
+    def due_at(self) -> float:
+        """When there is a change to look at, or a message to send."""
+        return max(self.ready_at, -math.inf if self.stale else min(self.whole_at, self.beat_at))
 
     def begin_look(self) -> bool:
         """Return whether there is a change to look at. One that comes during this call is left to the next."""
@@ -101,7 +106,7 @@ def _phase_of_source(source: Source) -> Phase:
 class PanelFeed:
     """The thread that shows worlds to open viewers; it exists while there are any."""
 
-    def __init__(self, period: float = 0.15, heal: float = 5.0, most_rest: float = 2.0, beat: float = 1.0) -> None:
+    def __init__(self, period: float = 0.15, heal: float = 60.0, most_rest: float = 2.0, beat: float = 1.0) -> None:
         self._period = period
         self._heal = heal
         self._most_rest = most_rest
@@ -133,7 +138,15 @@ class PanelFeed:
         with self._lock:
             entry = self._entries.get(id(viewer))
         if entry is not None:
-            entry.whole_at = -math.inf
+            entry.whole_at = entry.ready_at = -math.inf
+            self._changes.notify_all()
+
+    def release_viewer(self, viewer: Panel) -> None:
+        """Send a viewer messages again, as its browsers have caught up."""
+        with self._lock:
+            entry = self._entries.get(id(viewer))
+        if entry is not None and entry.ready_at == math.inf:
+            entry.ready_at = -math.inf
             self._changes.notify_all()
 
     def close_viewer(self, viewer: Panel) -> None:
@@ -174,17 +187,16 @@ class PanelFeed:
                     self._thread = None
                     return []
             now = time.monotonic()
-            if due := [(entry, entry.begin_look()) for entry in entries if entry.is_due(now)]:
+            if due := [(entry, entry.begin_look()) for entry in entries if entry.due_at <= now]:
                 return due
-            first = min(min(entry.whole_at, entry.beat_at) for entry in entries)
+            first = min(entry.due_at for entry in entries)
             self._changes.wait_for(partial(self._has_changes, entries), None if first == math.inf else first - now)
 
     def _has_changes(self, entries: list[_Entry]) -> bool:
         """Return whether viewers were opened or closed, a world changed, or a browser asked for the whole state."""
         with self._lock:
-            return list(self._entries.values()) != entries or any(
-                entry.stale or entry.whole_at == -math.inf for entry in entries
-            )
+            now = time.monotonic()
+            return list(self._entries.values()) != entries or any(entry.due_at <= now for entry in entries)
 
     def _push_worlds(self, due: list[tuple[_Entry, bool]]) -> None:
         worlds: dict[int, World] = {}
@@ -203,6 +215,9 @@ class PanelFeed:
 
     def _push_entry(self, entry: _Entry, changed: bool, worlds: dict[int, World]) -> None:
         """Send one viewer's browsers the changes, the whole state if that is due, or that nothing has changed."""
+        if entry.viewer.is_behind:
+            entry.ready_at, entry.stale = math.inf, entry.stale or changed
+            return
         has_sent = changed and self._show_entry(entry, worlds)
         if entry.whole_at <= time.monotonic():
             entry.whole_at, has_sent = math.inf, True
@@ -217,7 +232,9 @@ class PanelFeed:
         if id(source) not in worlds:
             worlds[id(source)] = source.world()
         if has_changed := entry.viewer.show_world(worlds[id(source)]):
-            entry.whole_at = min(entry.whole_at, time.monotonic() + (entry.viewer.heal_seconds or self._heal))
+            now = time.monotonic()
+            entry.whole_at = min(entry.whole_at, now + self._heal)
+            entry.ready_at = now + entry.viewer.rest_seconds
         return has_changed
 
     def _give_up(self, entry: _Entry, error: Exception) -> None:
@@ -316,7 +333,6 @@ class Panel(anywidget.AnyWidget):
 
     look: ClassVar[staticmethod[[World], View]]  # computes the view of a world
     sentence: ClassVar[str]  # shown instead of the widget without a kernel
-    heal_seconds: ClassVar[float] = 0.0  # from a change to the whole state; 0: as the feed has it
     wants: ClassVar[str] = "it shows the current cluster, and needs nothing more"  # what `rpcbench.panel` takes for it
 
     state = traitlets.Dict().tag(sync=True)  # {"version": number, "view": view}
@@ -331,6 +347,7 @@ class Panel(anywidget.AnyWidget):
         self._source = source
         self._publisher = publisher
         self._cell: OutputDisplay | None = None  # the output of the cell that displays it
+        self._backpressure = Backpressure()
         self._open_views: set[str] = set()  # ids of the browsers' views that are open
         self.on_msg(self._message_received)
         publisher.open_viewer(self, source)
@@ -367,8 +384,19 @@ class Panel(anywidget.AnyWidget):
             return False
         version = self.state["version"] + 1
         self.state = {"version": version, "view": view}
-        self.send({"kind": "delta", "version": version, "delta": delta})
+        self._backpressure.picture_sent(version)
+        self.send({"kind": "delta", "version": version, "delta": delta, "at": time.time()})
         return True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its browsers have a queue of pictures before them, and so are sent none."""
+        return self._backpressure.is_behind
+
+    @property
+    def rest_seconds(self) -> float:
+        """Seconds from one picture to the next, so that its browsers have time for other things."""
+        return self._backpressure.rest_seconds
 
     def send_whole_view(self) -> None:
         """Send browsers the whole view, for those that missed a message."""
@@ -376,7 +404,7 @@ class Panel(anywidget.AnyWidget):
 
     def send_beat(self) -> None:
         """Tell browsers that the picture of this version is that of the present world."""
-        self.send({"kind": "beat", "version": self.state["version"]})
+        self.send({"kind": "beat", "version": self.state["version"], "at": time.time()})
 
     def show_error(self, error: Exception) -> None:
         """Show the error in the picture, which is updated no more."""
@@ -435,8 +463,12 @@ class Panel(anywidget.AnyWidget):
         match content:
             case {"kind": "opened", "eye": str(eye)}:
                 self._open_views.add(eye)
+                self._backpressure.forget_sent()
                 self._publisher.open_viewer(self, self._source)
                 self._publisher.request_whole_view(self)
+            case {"kind": "seen", "version": int(version), "milliseconds": int(drawing)}:
+                self._backpressure.picture_reported(version, drawing / 1e3)
+                self._publisher.release_viewer(self)
             case {"kind": "snapshot", "eye": str(eye), "page": bool(by_page)}:
                 self._leave_snapshot(eye, by_page)
             case {"kind": "closed", "eye": str(eye)}:

@@ -150,12 +150,40 @@ function applyDelta(view, delta) {
   return next;
 }
 
+const REPORT_MS = 1000;
+const DRIFT = 0.01; // by which the least delay grows: in an hour it follows a clock that was set by 36 seconds
+
+// The clock of the kernel, as all panels of a page see it: the least delay of a message so far tells how far the two clocks are
+// apart.
+class KernelClock {
+  constructor(now = Date.now) {
+    this.now = now;
+    this.offset = Infinity;
+    this.askedAt = now();
+  }
+
+  // Returns a time of the kernel in milliseconds, that of a message which has just come, by the page's clock.
+  pageTime(at) {
+    const now = this.now();
+    this.offset = Math.min(this.offset + DRIFT * (now - this.askedAt), now - at);
+    this.askedAt = now;
+    return at + this.offset;
+  }
+}
+
+const CLOCK = (globalThis.rpcbenchClock ??= new KernelClock());
+
 // Follows the state of one model: accepts whole states that are newer than its own, and the delta of the next version.
-// After a gap in the versions it ignores deltas until the next whole state. `heardAt` is when the kernel last sent what the
-// present world is: a whole state, a delta, or a beat, which says that nothing has changed.
+// After a gap in the versions it ignores deltas until the next whole state. `heardAt` is when the page last handled a message on
+// what the present world is: a whole state, a delta, or a beat, which says that nothing has changed. `truthAt` is the page's time
+// at which the kernel knew the picture to be true: a page under load handles messages late. So that the kernel waits for such a
+// page, it is sent the version that the page has, and how long it took to draw, at most once a second.
 class LiveView {
   constructor(model) {
-    this.heardAt = Date.now();
+    this.model = model;
+    this.heardAt = this.truthAt = Date.now();
+    this.reported = { version: -1, at: 0 };
+    this.drawing = 0; // milliseconds that the last picture took
     this.born = model.widget_manager?.kernel?.id; // of the kernel that has the model
     this.version = -1;
     this.view = {};
@@ -172,6 +200,19 @@ class LiveView {
     this.onState(model.get("state"));
   }
 
+  // Notes that the kernel knew the picture to be true `at` a time of its clock.
+  confirm(at) {
+    this.heardAt = Date.now();
+    this.truthAt = at === undefined ? this.heardAt : Math.max(this.truthAt, CLOCK.pageTime(1000 * at));
+    this.reportVersion();
+  }
+
+  reportVersion() {
+    if (this.version <= this.reported.version || Date.now() - this.reported.at < REPORT_MS) return;
+    this.reported = { version: this.version, at: Date.now() };
+    this.model.send({ kind: "seen", version: this.version, milliseconds: Math.round(this.drawing) });
+  }
+
   onState({ version, view }) {
     if (version >= this.version) this.heardAt = Date.now();
     if (version <= this.version) return;
@@ -180,12 +221,12 @@ class LiveView {
     this.notify();
   }
 
-  onMessage({ kind, version, delta }) {
-    if (kind === "beat" && version === this.version) this.heardAt = Date.now();
+  onMessage({ kind, version, delta, at }) {
+    if (kind === "beat" && version === this.version) this.confirm(at);
     if (kind !== "delta" || version !== this.version + 1) return;
-    this.heardAt = Date.now();
     this.version = version;
     this.view = applyDelta(this.view, delta);
+    this.confirm(at);
     this.notify();
   }
 
@@ -457,7 +498,7 @@ const panel = (name, title, build) => () => {
         const isDead = live.isCut || isSaved(model.widget_manager, model.get("state"));
         const kernel = kernelState(model.widget_manager, live.born, isDead);
         frame.canKeep = kernel === "there"; // a stopped cluster's panel and a record can still leave a snapshot
-        return panelState(model.get("phase"), kernel, model.get("problem"), paused !== null, (Date.now() - live.heardAt) / 1000);
+        return panelState(model.get("phase"), kernel, model.get("problem"), paused !== null, (Date.now() - live.truthAt) / 1000);
       };
       const paint = () => {
         pending = 0;
@@ -469,8 +510,10 @@ const panel = (name, title, build) => () => {
         if (live.version > 0 || problem) frame.root.classList.add("rb-drawn"); // JupyterLab's extension waits for it
         frame.fit(frame.root.clientWidth);
         if (live.version > 0 && frame.body.clientWidth > 0) {
+          const began = performance.now();
           draw(view, Math.max(LEAST_PICTURE, frame.body.clientWidth));
           frame.settle(frame.root.clientWidth);
+          live.drawing = performance.now() - began;
         }
         frame.lock();
       };
@@ -495,7 +538,8 @@ const panel = (name, title, build) => () => {
       const watch = setInterval(() => {
         const { kind, text } = state();
         if (el.isConnected && !el.firstChild) el.append(frame.root); // anywidget has emptied it
-        if (kind === "late") askAgain();
+        live.reportVersion();
+        if (Date.now() - live.heardAt > 1000 * LATE_SECONDS && kind === "late") askAgain();
         else patience = FIRST_PATIENCE_MS;
         if (text !== frame.state.text || kind !== frame.state.kind) schedule();
       }, 1000);

@@ -161,7 +161,7 @@ export default panel("progress", "Progress", (frame) => {
   frame.body.before(status);
   frame.top.remove();
   frame.picture.replaceWith(...tables.map(({ node }) => node));
-  const isTicking = () => ["live", "late"].includes(frame.state.kind);
+  const isTicking = () => frame.state.kind === "live"; // a late picture may be of something that has ended
   // Returns the time of the picture: seconds since 1970, null where none is known.
   const present = () => (now = isTicking() ? Date.now() / 1000 : frame.state.kind === "record" ? null : now);
   const clock = setInterval(() => {

@@ -15,7 +15,6 @@ class ResourcesPanel(Panel):
 
     look = staticmethod(resources_view)
     sentence = "CPU, memory and bytes, live while this notebook's kernel runs. Run the cell to see the panel."
-    heal_seconds = 60.0  # the whole view is a history
     _esm = panel_script("resources")
     _css = panel_styles("resources")
 

@@ -15,7 +15,6 @@ class TrafficPanel(Panel):
 
     look = staticmethod(traffic_view)
     sentence = "Bytes between workers, live while this notebook's kernel runs. Run the cell to see the panel."
-    heal_seconds = 60.0  # of many members the whole view is large
     _esm = panel_script("traffic")
     _css = panel_styles("traffic")
 

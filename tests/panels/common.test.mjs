@@ -5,8 +5,9 @@ import test from "node:test";
 
 import { load, plain } from "./load.mjs";
 
-const names = ["LiveView", "receiveAgain", "isSaved", "kernelState", "panelState", "clockTime", "leave", "outputsOf", "STRINGS"];
-const { LiveView, receiveAgain, isSaved, kernelState, panelState, clockTime, leave, outputsOf, STRINGS } = load("rrefs", ...names);
+const names = ["LiveView", "KernelClock", "receiveAgain", "isSaved", "kernelState", "panelState", "clockTime", "leave", "outputsOf", "STRINGS"];
+const { LiveView, KernelClock, receiveAgain, isSaved, kernelState, panelState, clockTime, leave, outputsOf, STRINGS } = load(
+  "rrefs", ...names);
 
 const manager = (kernel) => ({ kernel });
 const KERNEL = { id: "a", status: "idle", connectionStatus: "connected" };
@@ -62,7 +63,7 @@ test("the chip says how old a picture is that nobody confirms", () => {
 // A model as anywidget passes it: `say` is a message of the kernel.
 const makeModel = (version) => {
   const heard = {};
-  return { state: { version, view: {} }, get(name) { return this[name]; }, on: (name, call) => (heard[name] = call),
+  return { sent: [], send(message) { this.sent.push(message); }, state: { version, view: {} }, get(name) { return this[name]; }, on: (name, call) => (heard[name] = call),
     say: (message) => heard["msg:custom"](message) };
 };
 
@@ -81,6 +82,42 @@ test("a delta, a whole state and a beat of the same version confirm a picture", 
   live.heardAt = 0;
   live.onState({ version: 7, view: {} });
   assert.ok(live.heardAt > 0 && live.version === 7);
+});
+
+test("a picture that comes late has the age that it has in the kernel", () => {
+  const model = makeModel(1);
+  const live = new LiveView(model);
+  const now = Date.now() / 1000;
+  model.say({ kind: "beat", version: 1, at: now }); // the delay of this one is the least
+  const prompt = live.truthAt;
+  assert.ok(Math.abs(prompt - Date.now()) < 500);
+  model.say({ kind: "delta", version: 2, delta: {}, at: now - 30 });
+  assert.equal(live.truthAt, prompt); // nothing newer is known
+  model.say({ kind: "delta", version: 3, delta: {}, at: now + 60 }); // the clock was set forward, or the page's back
+  assert.ok(Math.abs(live.truthAt - Date.now()) < 500);
+});
+
+test("the clock of the kernel is known by the least delay, and followed slowly where it is set back", () => {
+  let now = 1000;
+  const clock = new KernelClock(() => now);
+  assert.equal(clock.pageTime(400), 1000); // 600 apart
+  now = 2000;
+  assert.ok(Math.abs(clock.pageTime(1300) - 1910) < 0.1); // 100 late, and 1 % of a second less sure
+  now = 1e6;
+  assert.ok(clock.pageTime(now - 9000) > now - 1); // an hour later a clock that is 9 s behind is the kernel's
+});
+
+test("the page reports the version that it has, once a second at most", () => {
+  const model = makeModel(1);
+  const live = new LiveView(model);
+  const say = (version) => model.say({ kind: "delta", version, delta: {} });
+  say(2);
+  say(3);
+  assert.deepEqual(plain(model.sent), [{ kind: "seen", version: 2, milliseconds: 0 }]);
+  live.reported.at = 0; // a second later
+  live.reportVersion();
+  live.reportVersion();
+  assert.deepEqual(plain(model.sent).map(({ version }) => version), [2, 3]);
 });
 
 test("a model whose class refuses messages has them handled by the base class", () => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from unittest.mock import Mock
@@ -39,7 +40,8 @@ class Counter:
 class Watcher:
     """A viewer that notes what it is shown, and fails or blocks when told to."""
 
-    heal_seconds = 0.0  # as the feed has it
+    is_behind = False
+    rest_seconds = 0.0
 
     def __init__(self):
         self.seen = []
@@ -281,23 +283,6 @@ def test_after_changes_the_whole_is_sent_once_more(publisher):
     assert viewer.wholes == 2
 
 
-def test_the_whole_of_a_history_is_sent_more_rarely(publisher):
-    publisher = PanelFeed(period=0.005, heal=0.03)
-    source, history, other = Counter(), Watcher(), Watcher()
-    history.heal_seconds = 1000.0
-    for viewer in (history, other):
-        publisher.open_viewer(viewer, source)
-    other.until(lambda: other.wholes == 1)
-    source.change()
-    other.until(lambda: other.wholes == 2)
-    history.until(lambda: len(history.seen) == 2)
-    assert history.wholes == 0
-    publisher.request_whole_view(history)  # by a browser that has missed a change
-    history.until(lambda: history.wholes == 1)
-    for viewer in (history, other):
-        publisher.close_viewer(viewer)
-
-
 def test_a_source_that_refuses_is_the_openers_error(publisher):
     class Refuses(Counter):
         def subscribe(self, wake):
@@ -306,3 +291,41 @@ def test_a_source_that_refuses_is_the_openers_error(publisher):
     with pytest.raises(RuntimeError, match="no cluster"):
         publisher.open_viewer(Watcher(), Refuses())
     assert publisher._thread is None
+
+
+def test_a_viewer_that_is_behind_is_sent_all_changes_at_once_when_it_has_caught_up(publisher):
+    source, viewer, other = Counter(), Watcher(), Watcher()
+    publisher.open_viewer(viewer, source)
+    publisher.open_viewer(other, source)
+    viewer.until(lambda: viewer.seen == [0])
+    viewer.is_behind = True
+    for number in range(1, 6):
+        source.change()
+        other.until(lambda: other.seen[-1] == number)  # noqa: B023  (waited for here)
+    entry = publisher._entries[id(viewer)]
+    assert viewer.seen == [0] and entry.ready_at == math.inf and entry.stale
+    viewer.is_behind = False
+    publisher.release_viewer(viewer)
+    viewer.until(lambda: viewer.seen == [0, 5])
+
+
+def test_a_browser_that_opens_a_viewer_ends_its_wait(publisher):
+    source, viewer = Counter(), Watcher()
+    publisher.open_viewer(viewer, source)
+    viewer.until(lambda: viewer.seen == [0])
+    publisher._entries[id(viewer)].ready_at = math.inf
+    source.change()
+    publisher.request_whole_view(viewer)
+    viewer.until(lambda: viewer.seen[-1] == 1 and viewer.wholes == 1)
+
+
+def test_a_viewer_whose_pictures_take_long_to_draw_rests_between_two(publisher):
+    source, viewer = Counter(), Watcher()
+    viewer.rest_seconds = 1000.0
+    publisher.open_viewer(viewer, source)
+    viewer.until(lambda: viewer.seen == [0])
+    source.change()
+    other = Watcher()
+    publisher.open_viewer(other, source)
+    other.until(lambda: other.seen == [1])
+    assert viewer.seen == [0]
