@@ -1,6 +1,8 @@
 """The collector: tables of all members of a world, kept current by their reports of changes. Rules:
 
 - Members report only while this process has subscribers, and report messages only while one has subscribed to those.
+- What a former incarnation of a member has reported and ended stays: messages, pipeline steps and their operations. A
+  message that is under way when its sender or receiver is lost stays lost.
 - A member's tables begin with a snapshot. A batch that is missing or incomplete leads to a new snapshot.
 - No function waits for a worker except `settle`, which also runs before this process leaves the world.
 - Once this process leaves, the world is that of the moment before: what follows is only the end, not the program.
@@ -26,7 +28,7 @@ from typing import Any, NamedTuple
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
-from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, apply_change
+from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, Table, apply_change
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current as agents
 from rpcbench.runtime.agent import Agent
@@ -136,6 +138,7 @@ class Collector:
         self._level = QUIET  # the highest level of a subscriber
         self._probes = LatencyProbes(agent)
         self._rejoined: dict[int, float] = {}  # when an incarnation took the place of another one, by member
+        self._earlier: dict[int, dict[str, Table]] = {}  # of former incarnations, by member
         self._last: World | None = None  # the world before this process left it
         self.phase = LIVE
         agent.on_notice(TELEMETRY, self._report_received)
@@ -169,6 +172,7 @@ class Collector:
                 if not self._wakes:  # without a subscriber the tables would become stale
                     self._world.clear()
                     self._batch.clear()
+                    self._earlier.clear()
                     self._last = None if self._last is None else {}
             self._update_level()
 
@@ -186,6 +190,8 @@ class Collector:
                 for member in self._world.values():
                     member["tables"].pop("messages", None)
                     member["missed"] = member["trimmed"] = member["sent"] = 0
+                for earlier in self._earlier.values():
+                    earlier.pop("messages", None)
         if level != before and self._agent.running:
             for info in self._agent.members():
                 self._watch_member(info.id)
@@ -230,7 +236,8 @@ class Collector:
 
     def _empty_member(self, member: int) -> dict[str, Any]:
         name = self._agent.member(member).name
-        fields: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": {}}
+        tables = {name: dict(rows) for name, rows in self._earlier.get(member, {}).items()}
+        fields: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": tables}
         since = self._rejoined.get(member, 0.0)
         fields |= {"left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "clock": SHARED, "epoch": None, "since": since}
         return fields
@@ -239,9 +246,12 @@ class Collector:
         with self._lock:
             if not self._wakes:
                 return
-            if kind == "joined" and self._world.pop(who.id, None) is not None:
-                # A new incarnation: rows of the old one do not count, and its last receipts will not come.
+            if kind == "joined" and (former := self._world.pop(who.id, None)) is not None:
+                # A new incarnation: what the old one held is gone, and its last receipts will not come.
                 self._rejoined[who.id] = self._agent.links.clock()
+                self._earlier[who.id] = _ended_rows(former["tables"])
+                if former["state"] == "lost":
+                    self._lose_messages(who.id)
             elif kind != "joined" and who.id in self._world:
                 self._world[who.id]["state"] = "up" if kind == "recovered" else kind
             if kind in GONE:
@@ -251,6 +261,15 @@ class Collector:
         if kind == "joined":
             self._watch_member(who.id)
         self._notify_subscribers()
+
+    def _lose_messages(self, member: int) -> None:
+        """Mark messages from and to a member that was lost as lost, if they were under way: its successor may not."""
+        at = self._agent.links.clock()
+        tables = [one["tables"] for one in self._world.values()] + [self._earlier[member]]
+        for rows in [table["messages"] for table in tables if "messages" in table]:
+            for key, row in rows.items():
+                if member in (row["from"], row["to"]) and row["received"] is None and row["lost"] is None:
+                    rows[key] = {**row, "lost": at}
 
     def _report_received(self, source: int, data: dict[str, Any]) -> None:
         if "probe" in data:
@@ -273,8 +292,10 @@ class Collector:
     def _apply_snapshot(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> None:
         # A snapshot has no messages: those collected so far stay.
         messages = {name: rows for name, rows in member["tables"].items() if name == "messages"}
+        earlier = {name: rows for name, rows in self._earlier.get(source, {}).items() if name != "messages"}
+        tables = {name: {**earlier.get(name, {}), **rows} for name, rows in data["snapshot"].items()}
         epoch = time.time() - data["clock"]
-        member.update(tables={**data["snapshot"], **messages}, incarnation=data["incarnation"], epoch=epoch)
+        member.update(tables={**earlier, **tables, **messages}, incarnation=data["incarnation"], epoch=epoch)
         self._batch[source] = data["batch"]
 
     def _apply_batch(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> bool:
@@ -313,6 +334,14 @@ class Collector:
             wakes = [wake for wake, _ in self._wakes.values()]
         for wake in wakes:  # outside the lock: a subscriber may call `world`
             wake()
+
+
+def _ended_rows(tables: dict[str, Table]) -> dict[str, Table]:
+    """Return the messages, and the ended pipeline steps and operations, of an incarnation that has ended."""
+    steps = {key: row for key, row in tables.get("steps", {}).items() if row["state"] != "running"}
+    ops = {key: row for key, row in tables.get("ops", {}).items() if row["end"] is not None}
+    kept = {"steps": steps, "ops": ops, "messages": tables.get("messages", {})}
+    return {name: rows for name, rows in kept.items() if rows}
 
 
 class TracedCollector:

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rpcbench.base.ids import COUNTER_BITS, OWN, Id, Row, Table
+from rpcbench.protocol.delivery import incarnations_of, is_newer
 from rpcbench.runtime.events import PARTS_KEPT, MessageRow
 from rpcbench.runtime.members import GONE
 from rpcbench.telemetry.views import View, World, remark_rows, rows_of, worker_rows
@@ -295,7 +296,7 @@ def messages_view(world: World) -> View:
     own = {call for call, label in labels.items() if _OWN_CALL in call and label != _CELL}
     program = [key for key, row in joined.items() if row["call"] not in own] if own else list(joined)
     order = sorted(program, key=lambda key: _time_of_message(joined[key]))[-KEPT:]
-    shown = {key: _shown_row(joined[key], labels, world) for key in order}
+    shown = {key: _shown_row(key, joined[key], labels, world) for key in order}
     mentioned = {row[end] for row in shown.values() for end in ("from", "to")}
     cut = len(program) > KEPT or any(member.get("trimmed") for member in world.values())
     sent = max(len(program), sum(member.get("sent", 0) for member in world.values())) if cut else 0
@@ -328,26 +329,32 @@ def _time_of_message(row: Row) -> float:
     return float(next(time for time in times if time is not None))
 
 
-def _shown_row(row: Row, labels: dict[str, str], world: World) -> Row:
+def _shown_row(key: str, row: Row, labels: dict[str, str], world: World) -> Row:
     label = row["label"] or labels.get(row["call"], "")
     words = describe_message(row["kind"], label or _rref_label(row))
     family = family_of(row["kind"], words)
-    return {**row, "label": label, "words": words, "family": family, "state": _message_state(row, world)}
+    return {**row, "label": label, "words": words, "family": family, "state": _message_state(key, row, world)}
 
 
 def _rref_label(row: Row) -> str:
     return f"RRef {row['rrefs'][0]}" if row["rrefs"] else ""
 
 
-def _message_state(row: Row, world: World) -> str:
+def _message_state(key: str, row: Row, world: World) -> str:
     if row["received"] is not None:
         return "received"
     ends = [world[end]["state"] if end in world else "lost" for end in (row["from"], row["to"])]
     if "lost" in ends or (row["lost"] is not None and not ("left" in ends and row["kind"] in _UNHURRIED)):
         return "lost"
     receiver = world[row["to"]]  # the receipt may be among the reports that it has left out, or that ended with it
-    is_old = row["sent"] is not None and row["sent"] < receiver.get("since", 0.0)
+    is_old = (row["sent"] is not None and row["sent"] < receiver.get("since", 0.0)) or _is_of_former(key, receiver)
     return "untold" if "left" in ends or receiver.get("missed") or receiver.get("trimmed") or is_old else "under way"
+
+
+def _is_of_former(key: str, receiver: Row) -> bool:
+    """Return whether a message went to an incarnation before the present one of its receiver."""
+    _, incarnation = incarnations_of(int(key.partition(".")[2], 16))
+    return is_newer(receiver["incarnation"], than=incarnation)
 
 
 class MessageFamily(NamedTuple):
