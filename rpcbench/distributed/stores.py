@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from rpcbench.base.conditions import Condition
@@ -182,6 +182,14 @@ def _is_alive(store: Store) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def check_host(store: Store) -> None:
+    """Raise OSError if nothing listens where a store of torch's is hosted: `clone` would try for half an hour."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        socket.create_connection((store.host, store.port), timeout=_REQUEST_TIMEOUT.total_seconds()).close()
 
 
 def forget_store(address: str, port: int) -> None:

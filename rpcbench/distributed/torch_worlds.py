@@ -91,13 +91,14 @@ def rendezvous_of_group(group: c10d.ProcessGroup, timeout: timedelta | None = No
     ranks = _cluster_ranks(me, size)
     try:
         store: Any = distributed_c10d._get_default_store()
+        stores.check_host(store)
         theirs = store.clone()  # a connection of its own: torch may wait in the other
         if timeout is not None:
             theirs.set_timeout(timeout)
         own = PrefixStore(f"rpcbench/{_nonce_of_world(theirs, group)}", theirs)
         own.compare_set("founder", "", "torch")
         return RendezvousResult(own, me, _met_ranks(theirs, size) or ranks)
-    except (c10d.DistError, RuntimeError, NotImplementedError) as error:
+    except (c10d.DistError, RuntimeError, NotImplementedError, OSError) as error:
         why = str(error).splitlines()[0]
         _log.warning("the ranks of torch's process group cannot tell each other of failures and collectives: %s", why)
         return RendezvousResult(HashStore(), me, ranks)

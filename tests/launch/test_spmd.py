@@ -310,6 +310,8 @@ def test_a_worker_that_is_left_in_a_group_of_torch_is_refused_at_once(no_leaks: 
         with pytest.raises(CollectiveError, match=said):
             cluster.spmd(in_torch)
         assert "call of notebook" not in str(cluster.stack("worker1"))
+        code = "import rpcbench.distributed\nrpcbench.distributed.get_world_size()"
+        assert cluster.run("worker1", code, timeout=PATIENCE) == 2, "taking it over does not wait for its store"
         cluster.run("worker1", "import rpcbench.distributed\nrpcbench.distributed.destroy_process_group()")
         assert total(cluster) == [3.0] * 3
 
