@@ -2,6 +2,7 @@
 // Guarantees: the tab closes with its notebook, and the kernel closes the panels when the tab closes. While no workers run, the
 // tab says so, offers to start some, and keeps the last picture; it asks for its panels again once workers run. The tab's title
 // begins with the panel's name, and has a mark while another notebook is in front; the tab says whose it is if others have one.
+// A panel of its own may be as high as its tab, and scrolls only beyond that; the board's panels are all in sight.
 
 import { MainAreaWidget } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
@@ -18,6 +19,9 @@ import { TabNote } from './tabNote';
 
 // The first screen of a narrow tab has two of them, and the head of a third one.
 const BOARD = ['workers', 'pipeline', 'progress', 'autograd', 'messages'];
+
+const GAP = 8; // pixels below a panel, as in index.css
+const LEAST_ROOM = 260; // for a panel; a lower tab scrolls
 
 export class PanelTab extends MainAreaWidget<Panel> {
   /** `name` is a panel's, or `DASHBOARD`; `path` is the notebook's, which may be opened later. */
@@ -39,6 +43,9 @@ export class PanelTab extends MainAreaWidget<Panel> {
     this.content.addWidget(this._note = new TabNote(this, openNotebook));
     this._parts = (name === DASHBOARD ? BOARD : [name]).map(one => new Part(one));
     this._parts.forEach(part => this.content.addWidget(part));
+    if (name !== DASHBOARD) {
+      [this.content.node, this._owner, this._note.node].forEach(node => this._sizes.observe(node));
+    }
     this._drawTitle();
     sessions.opened.connect(this._connect, this);
     this._connect();
@@ -77,6 +84,22 @@ export class PanelTab extends MainAreaWidget<Panel> {
     this._isOther = isOther;
     this._owner.hidden = !share;
     this._drawTitle();
+  }
+
+  override dispose(): void {
+    this._sizes.disconnect();
+    super.dispose();
+  }
+
+  /** Tell the styles how high a panel can be without a scroll bar of the tab. */
+  private _measure(): void {
+    const { node } = this.content;
+    const part = this._parts[0]!.node;
+    const top = part.getBoundingClientRect().top - node.getBoundingClientRect().top + node.scrollTop;
+    const room = Math.floor(node.clientHeight - top - GAP);
+    if (node.clientHeight) {
+      node.style.setProperty('--rbx-room', `${Math.max(LEAST_ROOM, room)}px`);
+    }
   }
 
   private _connect(): void {
@@ -124,6 +147,7 @@ export class PanelTab extends MainAreaWidget<Panel> {
   private readonly _owner = document.createElement('button');
   private readonly _note: TabNote;
   private readonly _parts: Part[];
+  private readonly _sizes = new ResizeObserver(() => this._measure());
   private _notebook: NotebookPanel | null = null;
   private _cluster: number | undefined; // the number of the one that the panels are of
   private _isRestored = false;

@@ -11,6 +11,7 @@ import type { Kernel } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { Signal } from '@lumino/signaling';
 
+import { Busy } from './busy';
 import { KernelComm, sendRequest } from './comm';
 import { PROTOCOL_VERSION, STRINGS, type KernelRequest, type Reply, type State } from './strings';
 
@@ -38,6 +39,7 @@ export interface Notice {
 export class KernelSession implements IDisposable {
   constructor(context: ISessionContext) {
     this._context = context;
+    this._busy = new Busy(context, () => this.changed.emit());
     context.kernelChanged.connect(this._onKernelChanged, this);
     context.statusChanged.connect(this._onStatus, this);
     context.connectionStatusChanged.connect(this._onConnection, this);
@@ -54,6 +56,16 @@ export class KernelSession implements IDisposable {
   /** The state that the kernel sent last; null before the first one. */
   get state(): State | null {
     return this._state;
+  }
+
+  /** Whether the kernel has been busy for a while: then it answers when its cell has ended. */
+  get runsCell(): boolean {
+    return this._busy.isLong;
+  }
+
+  /** Why nothing is known yet of the kernel's workers. */
+  get wait(): string {
+    return this.runsCell ? STRINGS.cellRuns : STRINGS.waitsForKernel;
   }
 
   /** The running actions: those that the kernel reports, and before its first report the one that this page asks for. */
@@ -79,6 +91,7 @@ export class KernelSession implements IDisposable {
     this._isDisposed = true;
     window.clearInterval(this._renewalTimer);
     window.clearTimeout(this._noticeTimer);
+    this._busy.dispose();
     this._closeWatch();
     Signal.clearData(this);
   }
@@ -130,6 +143,7 @@ export class KernelSession implements IDisposable {
 
   private _onKernelChanged(): void {
     this._forget(this.kernel ? 'unknown' : 'none');
+    this._busy.follow();
     void this._detect();
   }
 
@@ -142,6 +156,7 @@ export class KernelSession implements IDisposable {
   }
 
   private _onStatus(_: ISessionContext, status: Kernel.Status): void {
+    this._busy.follow();
     if (status === 'restarting' || status === 'autorestarting') {
       this._forget('unknown');
     } else if (status === 'dead') {
@@ -262,6 +277,7 @@ export class KernelSession implements IDisposable {
   }
 
   private readonly _context: ISessionContext;
+  private readonly _busy: Busy;
   private readonly _renewalTimer: number;
   private _noticeTimer = 0;
   private _noticedAt = 0;

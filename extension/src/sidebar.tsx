@@ -48,13 +48,13 @@ export class Sidebar extends ReactWidget {
       case 'none':
         return <p className="rbx-hint">{STRINGS.noKernel}</p>;
       case 'unknown':
-        return <p className="rbx-hint">{STRINGS.waitsForKernel}</p>;
+        return <p className="rbx-hint">{session.wait}</p>;
       case 'unconnected':
         return <p className="rbx-hint">{STRINGS.noConnection}</p>;
       case 'loading':
         return <p className="rbx-hint">{STRINGS.loading}</p>;
       case 'absent':
-        return <StartForm loads={true} disabled={false} actions={this._actions} />;
+        return <StartForm loads={true} disabled={session.runsCell} waits={session.runsCell} actions={this._actions} />;
       case 'loaded':
         return this._clusters(session);
     }
@@ -63,7 +63,7 @@ export class Sidebar extends ReactWidget {
   private _clusters(session: KernelSession): React.JSX.Element {
     const { state } = session;
     if (!state) {
-      return <p className="rbx-hint">{STRINGS.waitsForKernel}</p>;
+      return <p className="rbx-hint">{session.wait}</p>;
     }
     const busy = session.doing.length > 0;
     const several = state.clusters.length > 1;
@@ -77,7 +77,7 @@ export class Sidebar extends ReactWidget {
         {state.clusters.map(one => (
           <ClusterCard key={one.name} cluster={one} several={several} disabled={busy} actions={this._actions} />
         ))}
-        {state.clusters.length === 0 && <StartForm loads={false} disabled={busy} actions={this._actions} />}
+        {state.clusters.length === 0 && <StartForm loads={false} disabled={busy} waits={false} actions={this._actions} />}
         {state.clusters.length > 0 && state.panels.length > 0 && <Panels names={state.panels} actions={this._actions} />}
       </>
     );

@@ -9,11 +9,13 @@ import { STRINGS } from './strings';
 export interface StartProps {
   /** Whether the kernel must load rpcbench first. */
   loads: boolean;
+  /** Whether a cell runs, which may start some. */
+  waits: boolean;
   disabled: boolean;
   actions: Actions;
 }
 
-export function StartForm({ loads, disabled, actions }: StartProps): React.JSX.Element {
+export function StartForm({ loads, waits, disabled, actions }: StartProps): React.JSX.Element {
   const [size, setSize] = useState(2);
   const isValid = Number.isInteger(size) && size >= 1;
   const start = (event: React.FormEvent) => {
@@ -36,8 +38,11 @@ export function StartForm({ loads, disabled, actions }: StartProps): React.JSX.E
         {STRINGS.start.button(isValid ? size : undefined)}
       </button>
       <p className="rbx-hint">
-        {loads && <Coded text={`${STRINGS.start.loads} `} />}
-        <Coded text={STRINGS.start.same(isValid ? size : 2)} />
+        {waits ? (
+          STRINGS.start.cellRuns
+        ) : (
+          <Coded text={`${loads ? `${STRINGS.start.loads} ` : ''}${STRINGS.start.same(isValid ? size : 2)}`} />
+        )}
       </p>
     </form>
   );

@@ -111,6 +111,7 @@ export const STRINGS = {
   noNotebook: 'Open a notebook to start workers for it.',
   noKernel: 'This notebook has no Python kernel.',
   waitsForKernel: 'Waiting for the kernel…',
+  cellRuns: 'A cell runs. The workers are shown here when it has ended.',
   noConnection: 'The connection to the kernel is lost. The page keeps trying to reach it.',
   loading: `Loading rpcbench in the kernel (${LOAD}), after any cell that runs…`,
   notLoaded: 'rpcbench is no longer loaded in this kernel.',
@@ -121,6 +122,7 @@ export const STRINGS = {
 
   start: {
     button: (size?: number) => (size ? `Start ${count(size)}` : 'Start'),
+    cellRuns: 'A cell runs. Workers that it starts are shown here when it has ended.',
     doing: (size: number) => `Starting ${count(size)}…`,
     /** Text between backticks is shown as code. */
     loads: `Runs \`${LOAD}\` in this notebook's kernel first.`,
@@ -200,7 +202,7 @@ export const STRINGS = {
   panels: {
     title: 'Panels',
     dashboard: 'Dashboard',
-    dashboardTip: 'Workers, pipeline, autograd and messages as one board beside the notebook',
+    dashboardTip: 'Workers, pipeline, progress, autograd and messages as one board',
     tip: (name: string) => `Open the panel ${name} in a tab`,
     tab: (name: string, notebook: string) => `${name}: ${notebook}`,
     /** The tooltip of a tab; `cluster` is empty while none runs. */

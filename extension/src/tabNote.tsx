@@ -43,12 +43,12 @@ export class TabNote extends ReactWidget {
       case 'loading':
         return STRINGS.loading;
       case 'unknown':
-        return STRINGS.waitsForKernel;
+        return session.wait;
       default:
         if (this._mayStart) {
-          return isDrawn ? WORDS.stopped : WORDS.none(path);
+          return session?.runsCell ? STRINGS.start.cellRuns : isDrawn ? WORDS.stopped : WORDS.none(path);
         }
-        return session?.state || isDrawn ? '' : STRINGS.waitsForKernel;
+        return !session || session.state || isDrawn ? '' : session.wait;
     }
   }
 
@@ -64,7 +64,7 @@ export class TabNote extends ReactWidget {
     return (
       <>
         {this._mayStart && (
-          <button className="rbx-button rbx-first" onClick={start}>
+          <button className="rbx-button rbx-first" onClick={start} disabled={session?.phase === 'absent' && session.runsCell}>
             {STRINGS.start.button(2)}
           </button>
         )}

@@ -583,6 +583,10 @@ const LEFT = 176; // pixels beside the columns
 const RIGHT = 76;
 const LETTER = 7.4; // width of a character of a name, on average
 
+// Returns what stands behind the name of a worker that is not up, and the name with it as a slanted head has it.
+const stateAfter = ({ state }) => (state === "up" ? "" : ` · ${STRINGS.common.members[state] ?? state}`);
+const slantedName = (worker) => shorten(worker.name, Math.min(12, 18 - stateAfter(worker).length)) + stateAfter(worker);
+
 // Returns the geometry of the columns; `key` changes with anything that moves or redraws all of them.
 function columns(workers, width, left = LEFT, right = RIGHT) {
   const list = Object.values(workers).sort((a, b) => a.id - b.id);
@@ -590,12 +594,13 @@ function columns(workers, width, left = LEFT, right = RIGHT) {
   const centers = new Map(list.map((worker, i) => [worker.id, left + step * (i + 0.5)]));
   const longest = Math.max(0, ...list.map((worker) => worker.name.length));
   const slanted = step < 16 + LETTER * Math.min(longest, 14);
+  const most = Math.max(0, ...list.map((worker) => slantedName(worker).length)); // 10 characters have room in any case
   return {
     list,
     step,
     slanted,
     x: (id) => centers.get(id),
-    head: slanted ? 78 : 44,
+    head: slanted ? 78 + Math.ceil(Math.max(0, most - 10) * LETTER * 0.82) : 44,
     width: Math.max(width, left + step * list.length + right),
     end: left + step * list.length + right - 12, // of the texts behind the columns
     key: `${width} ${list.map((worker) => `${worker.id} ${worker.name} ${worker.state}`).join()}`,
@@ -606,13 +611,13 @@ function columns(workers, width, left = LEFT, right = RIGHT) {
 function drawHead(frame, cols, note, more = note) {
   const items = cols.list.map((worker) => ({ key: worker.id, parts: [cols.key, note(worker)], worker }));
   join(frame.top, items, (id, { worker }) => {
-    const name = shorten(worker.name, cols.slanted ? 12 : Math.floor((cols.step - 8) / LETTER));
-    const state = worker.state === "up" ? "" : ` · ${STRINGS.common.members[worker.state] ?? worker.state}`;
+    const name = shorten(worker.name, Math.floor((cols.step - 8) / LETTER));
+    const state = stateAfter(worker);
     const title = `${worker.name} (id ${id})${state} · ${more(worker)}`;
     const [x, kind] = [cols.x(id), `rb-worker rb-is-${worker.state}`];
     if (cols.slanted) {
       const at = { transform: `translate(${x - 2} ${cols.head - 8}) rotate(-48)` };
-      return svg("g", {}, tip(title), label(0, 0, name + state, kind, at));
+      return svg("g", {}, tip(title), label(0, 0, slantedName(worker), kind, at));
     }
     const below = label(x, 35, state ? state.slice(3) : note(worker), `rb-note ${state ? kind : ""}`);
     return svg("g", { class: "rb-middle" }, tip(title), label(x, 19, name, kind), below);

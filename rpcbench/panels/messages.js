@@ -18,7 +18,7 @@ const [USUAL, ALL] = ["", "all"]; // choices of the select beside groups; usual:
 // Pixels of a picture: beside its columns, and the end of the times and the begin of the words there.
 const geometry = (width) =>
   width < NARROW_FRAME
-    ? { side: Math.round(0.43 * width), right: 76, time: 56, words: 62 }
+    ? { side: Math.round(0.43 * width), right: 76, time: 62, words: 68 }
     : { side: Math.min(330, Math.max(190, Math.round(0.335 * width))), right: RIGHT, time: 66, words: 76 };
 
 const formatSeconds = (seconds) =>
@@ -257,13 +257,12 @@ function headline(frame, view, places, { all, states }) {
   };
   const [lastMessages, lastCollectives] = [last("messages"), last("collectives")];
   frame.showStats(
-    countStat(shown, stats.message),
+    lastMessages ? [lastMessages, stats.messages] : countStat(shown, stats.message),
     ...(collectives ? [lastCollectives ? [lastCollectives, stats.collectives] : countStat(collectives, stats.collective)] : []),
-    ...(all > places.length ? [[all - places.length, stats.hidden]] : []),
+    ...(all > places.length ? [[(all - places.length).toLocaleString("en"), stats.hidden]] : []),
     [underWay, stats.underWay, underWay ? "rb-wait" : ""],
     ...(lost ? [[lost, stats.lost, "rb-warn"]] : []),
     ...(states.open ? [[states.open, stats.open, "rb-wait"]] : []),
-    ...(lastMessages ? [[lastMessages, stats.kept]] : []),
     ...(skew ? [[`± ${formatSeconds(skew)}`, stats.skew]] : []),
     ...leftOutStats(view.workers),
   );

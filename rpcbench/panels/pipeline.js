@@ -2,6 +2,9 @@
 // the controls that choose a step, zoom, and light one micro-batch. The cursor that follows a running step is there on request:
 // then the pale blocks to the right of the moving front are those of the step before, so the picture is never empty.
 
+const LONG = 112; // characters of a sentence with three causes and the rest
+const BOLD_LETTER = 7; // pixels, with what a line's end loses
+const MOST_LINES = 4;
 const REST = 1000; // milliseconds without a new step, after which the step shown is fitted exactly
 
 // Returns the sentence on the bubble of a step: what it is, the least it can be, and the points that each cause takes.
@@ -267,6 +270,8 @@ export default panel("pipeline", "Pipeline", (frame) => {
     frame.showHint(shown ? null : WORDS.hint);
     set(picture, { style: shown ? null : "display:none" });
     sentence.hidden = !shown;
+    const count = Math.min(MOST_LINES, Math.ceil((LONG * BOLD_LETTER) / Math.max(1, frame.root.clientWidth - 44)));
+    set(frame.root, { style: frame.isNarrow ? `--rb-lines: ${count}` : null });
     drawCurves(shown ? steps : [], shown, width);
     if (!shown) {
       newest = null;

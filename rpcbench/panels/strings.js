@@ -347,8 +347,8 @@ const STRINGS = {
     newsTip: "The list stands still while you are on it, or a row is chosen. Click to see what has come",
     close: "Close, and go on with the list (Escape)",
     stats: {
-      message: "message", collective: "collective", collectives: "collectives", hidden: "hidden", underWay: "in flight", lost: "lost", open: "open",
-      kept: "shown", skew: "between hosts",
+      message: "message", messages: "messages", collective: "collective", collectives: "collectives", hidden: "hidden", underWay: "in flight", lost: "lost", open: "open",
+      skew: "between hosts",
     },
     describe: (messages, underWay, lost, collectives) =>
       `${messages}, ${underWay} in flight, ${lost} lost${collectives ? `, ${collectives}` : ""}.`,

@@ -109,3 +109,55 @@ def test_tabs_of_another_notebook_have_a_mark_and_its_name(show, lab):
     page.get_by_role("button", name="train.ipynb", exact=True).click()  # shows it
     wanted = {"rrefs: train": [False, ours], "workers: kill": [True, f"{other}\nof another notebook: kill.ipynb"]}
     settles(page, lambda: page.evaluate(TITLES), wanted)
+
+
+ROOM = """name => {
+  const body = document.querySelector(`.rbx-tab:not(.lm-mod-hidden) .rb-${name} .rb-body`);
+  const [panel, tab] = [body.closest('.rb-panel'), body.closest('.rbx-board')];
+  const below = tab.getBoundingClientRect().bottom - panel.getBoundingClientRect().bottom;
+  const [scrolls, isTall] = [body.scrollHeight > body.clientHeight, body.clientHeight > 460];
+  return { scrolls, below, isTall, tab: tab.scrollHeight > tab.clientHeight };
+}"""
+
+
+def test_a_panel_of_its_own_scrolls_only_where_its_tab_ends(show):
+    calls = "from rpcbench import rpc\nfor i in range(60): rpc.rpc_sync('worker1', divmod, (i, 5))"
+    notebook = show([START, calls], "tall.ipynb", width=1400, height=900)
+    page = notebook.page
+    do(page, "rpcbench:sidebar")
+    side = page.get_by_role("region", name="rpcbench: workers")
+    side.get_by_role("button", name="Start 2 workers").wait_for()
+    notebook.run(START)
+    side.get_by_text("A cell runs. Workers that it starts are shown here when it has ended.").wait_for()
+    assert side.get_by_role("button", name="Start 2 workers").is_disabled()
+    notebook.ended(START)
+    side.get_by_role("listitem").filter(has_text="worker1").wait_for()
+    for name in ("compare", "logs", "messages"):
+        open_panel(page, name)
+    notebook.activate()
+    notebook.run("import rpc")
+    page.wait_for_function("() => document.querySelectorAll('.rb-messages .rb-message').length > 20")
+    settles(page, lambda: page.evaluate(ROOM, "messages"), {"scrolls": True, "below": 8, "isTall": True, "tab": False})
+    open_panel(page, "compare")
+    found = page.evaluate(ROOM, "compare")
+    assert not found["scrolls"] and found["below"] > 8
+
+
+def test_after_a_reload_in_a_running_cell_the_page_says_so(show, tmp_path):
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path)!r}, 'go').exists():\n    time.sleep(0.02)"
+    notebook = show([START, waits], "waits.ipynb", width=1400, height=900)
+    page = notebook.page
+    notebook.run_to_end(START)
+    do(page, "rpcbench:sidebar")
+    open_panel(page, "workers")
+    notebook.activate()
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    notebook.run("pathlib")
+    page.wait_for_timeout(2000)  # the page remembers its layout
+    page.reload(wait_until="domcontentloaded")
+    text = "A cell runs. The workers are shown here when it has ended."
+    page.get_by_role("region", name="rpcbench: workers").get_by_text(text).wait_for()
+    page.locator(".rbx-note").get_by_text(text).wait_for()
+    (tmp_path / "go").touch()
+    page.locator(".rb-workers.rb-drawn").wait_for()
+    page.get_by_text(text).first.wait_for(state="hidden")

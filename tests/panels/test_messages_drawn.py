@@ -184,7 +184,7 @@ def test_what_was_kept_is_told_in_a_quiet_colour(show, monkeypatch):
     at[0] |= {"sent": 2500, "trimmed": 1500}
     shown = show("messages", at)
     (kept,) = [one for one in shown.page.locator(".rb-stat").all() if "last" in one.text_content()]
-    assert kept.text_content() == "last 1,000 of 2,500 shown" and "rb-warn" not in kept.get_attribute("class")
+    assert kept.text_content() == "last 1,000 of 2,500 messages" and "rb-warn" not in kept.get_attribute("class")
 
 
 def test_after_a_clean_stop_nothing_is_lost_that_nobody_waits_for(show):
@@ -425,3 +425,18 @@ def test_of_many_collectives_the_head_says_how_many_there_were(show, monkeypatch
     shown.move(at)
     assert "last 9 of 101 collectives" in shown.texts(".rb-stat")
     assert ", last 9 of 101 collectives" in summarize_view(shown.view)
+
+
+@pytest.mark.parametrize("state", ["lost", "left"])
+def test_a_slanted_name_and_its_state_are_not_cut(show, page, state):
+    at = world(8)
+    at[4]["state"] = at[8]["state"] = state
+    at[6]["name"] = "a-worker-with-a-long-name"
+    at[6]["state"] = state
+    send(at, 0, 1, "Call", 1.0)
+    shown = show("messages", at)
+    top = shown.page.locator(".rb-body").bounding_box()["y"]
+    for name in shown.page.locator(".rb-top text").all():
+        box = name.bounding_box()
+        assert box["y"] >= top, name.text_content()
+    assert {"lost": "worker4 · lost", "left": "worker4 · stopped"}[state] in shown.texts(".rb-top text")

@@ -82,7 +82,7 @@ def test_the_first_screen_of_a_narrow_dashboard_has_a_picture_and_the_next_head(
         Shown(page, name).open(world_of(4))
     bottom = "one => one.getBoundingClientRect().bottom"
     for part in (".rb-workers", ".rb-pipeline .rb-body", ".rb-progress .rb-head"):
-        assert page.eval_on_selector(part, bottom) <= 700, part
+        assert page.eval_on_selector(part, bottom) <= 700, [part, page.eval_on_selector(part, bottom)]
     assert page.locator(".rb-pipeline .rb-op").count() > 0 or page.locator(".rb-pipeline .rb-hint").is_visible()
 
 
@@ -187,3 +187,15 @@ def test_the_picture_of_a_pipeline_stands_still_whatever_the_text_above_it_says(
         shown.move(at)
         places.append(page.evaluate(top))
     assert places[1:] == places[1:2] * 3 and places[0] <= places[1]
+
+
+@pytest.mark.parametrize("width", [270, 355, 500])
+def test_a_narrow_frame_has_room_for_the_whole_sentence_on_the_bubble(show, at_width, width):
+    at_width(width)
+    shown = show("pipeline", training(4))
+    sentence = shown.page.locator(".rb-sentence")
+    words = "Bubble 91 %, minimum 11 %: 39 points overhead between operations, 38 transfer, 2 waiting for worker2, "
+    words += "1 other"
+    tall = sentence.evaluate("one => one.clientHeight")
+    sentence.evaluate("(one, words) => one.textContent = words", words)
+    assert sentence.evaluate("one => one.scrollHeight <= one.clientHeight && one.clientHeight") == tall
