@@ -509,7 +509,8 @@ class Panel(anywidget.AnyWidget):
             STILLS.add_panel(self, shell)
 
     def __str__(self) -> str:
-        view_text = summarize_view(self.view)
+        is_drawn = self.state["version"] or isinstance(self._source, Still)  # else it has not been looked at yet
+        view_text = summarize_view(self.view if is_drawn else type(self).look(self._collect_world()))
         if self.phase["name"] != "stopped":
             return view_text
         return f"Stopped at {time.strftime('%H:%M', time.localtime(self.phase['at']))}. Before that:\n{view_text}"

@@ -75,7 +75,7 @@ const STRINGS = {
       "kernel runs, the last 50. Below stands a row for each cell that ran on a worker, or here: where, with the number of its " +
       "prompt there, how long it ran, and how it ended. A click shows the cell. A cell waits where an earlier one has not ended. " +
       "“copy” copies the code; “run again”, in JupyterLab, runs the notebook's cell if it still has this code.",
-    hint: ["Nothing has run yet. Try: ", "list(cluster.map(abs, range(9)))"],
+    hint: ["Nothing has run since the workers started. Try: ", "list(cluster.map(abs, range(9)))"],
     heads: { job: "job", progress: "progress", time: "time", state: "state" },
     cellHeads: { cell: "cell", where: "on", time: "time", state: "state", acts: "buttons" },
     jobs: "Jobs",

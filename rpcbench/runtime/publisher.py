@@ -216,7 +216,7 @@ class Publisher:
 
     def _send_snapshot(self) -> None:
         batch, tables = self._agent.snapshot()
-        clock = self._agent.links.clock()
+        clock = time.monotonic()  # not the clock of the links, which stands still while a stepper holds messages
         self._send_to_watchers(
             {"snapshot": tables, "batch": batch, "incarnation": self._agent.incarnation, "clock": clock}
         )

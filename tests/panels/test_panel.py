@@ -18,6 +18,7 @@ import rpcbench.panels as panels
 from rpcbench.panels.base import MOST_STILL_BYTES, Panel, StillOutputs, still_output
 from rpcbench.telemetry.collector import Phase
 from rpcbench.telemetry.recording import Still as StillWorld
+from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.trace import chrome_trace
 from rpcbench.telemetry.views import patch_view, rref_view
@@ -353,3 +354,9 @@ def test_nothing_is_loaded_from_elsewhere():
         for file in Path(panels.__file__).parent.glob(f"*{suffix}"):
             words = file.read_text().replace("http://www.w3.org/2000/svg", "")
             assert "http" not in words and "import" not in words and "innerHTML" not in words, file
+
+
+def test_a_panel_that_is_printed_at_once_says_what_there_is(rrefs):
+    assert not rrefs.view["workers"]  # nothing has looked at the source yet
+    assert str(rrefs) == summarize_view(rref_view(Source().world()))
+    assert "0 members" not in str(rrefs)
