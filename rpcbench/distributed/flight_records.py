@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,14 +38,19 @@ def flight_record() -> list[FlightEntry]:
 
 
 def _flight_entry(entry: dict[str, Any], offset: float) -> FlightEntry:
-    sizes, dtypes = entry["input_sizes"], entry["input_dtypes"]
-    parts = [_layout_and_bytes(*each) for each in zip(sizes, dtypes, strict=False)]
+    shape, size = describe_tensors(entry["input_sizes"], entry["input_dtypes"])
     op = entry["profiling_name"].rpartition(":")[2]  # gloo makes a reduce_scatter of an all_reduce, recorded as such
     return FlightEntry(
         entry["process_group"][0], entry["collective_seq_id"], entry["op_id"], op,
-        ", ".join(text for text, _ in parts), sum(size for _, size in parts),
+        shape, size,
         entry["time_created_ns"] / 1e9 - offset, not entry["retired"], str(entry["pg_id"]),
     )  # fmt: skip
+
+
+def describe_tensors(sizes: Sequence[list[int]], dtypes: Sequence[str]) -> tuple[str, int]:
+    """Return text and bytes of the tensors of an entry, as `float32[4, 8]` and 128."""
+    parts = [_layout_and_bytes(*each) for each in zip(sizes, dtypes, strict=False)]
+    return ", ".join(text for text, _ in parts), sum(size for _, size in parts)
 
 
 def _layout_and_bytes(size: list[int], dtype: str) -> tuple[str, int]:
