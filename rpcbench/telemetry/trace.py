@@ -222,9 +222,9 @@ class CollectiveTimeline:
             lines.append(f"{self._names[one.worker]} kept the others waiting {waited} in {one.collectives} of {whole}")
         if unknown := sum(not row["end_known"] for row in self.rows.values()):
             lines.append(f"{unknown} of {len(self.rows)} began while nobody watched: their ends are not known")
-        return "\n".join([*lines, *self._describe_unfinished()])
+        return "\n".join([*lines, *self.describe_unfinished()])
 
-    def _describe_unfinished(self) -> Iterator[str]:
+    def describe_unfinished(self) -> Iterator[str]:
         for row in [row for row in self.rows.values() if row["state"] == "open"][-_NAMED:]:
             gone = f"; {', '.join(row['missing'])} not there yet" if row["missing"] else ""
             site = f" ({row['site']})" if row["site"] else ""

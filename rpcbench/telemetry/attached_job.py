@@ -1,0 +1,136 @@
+"""A job that was started elsewhere, seen through torch's debug server: `rpcbench.attach`, `%cluster attach`.
+
+Guarantees
+- It is read only: nothing runs in the job but what its debug server offers, and nothing of the job runs here.
+- A rank that does not answer is named, with its reason, and the others are shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from rpcbench.base.errors import count_noun
+from rpcbench.distributed.flight_dumps import FlightDump, collective_tables, describe_gaps, name_of_rank, parse_dump
+from rpcbench.launch.stacks import DumpedThread, StackReport
+from rpcbench.launch.stacks import parse_dump as parse_threads
+from rpcbench.telemetry.debug_pages import DebugServer, RankAnswer
+from rpcbench.telemetry.trace import CollectiveTimeline
+from rpcbench.telemetry.views import World
+
+_STACKS = "/stacks"
+_TORCH = "/site-packages/torch/"
+_RECORDERS = "/fr_trace_json", "/fr_trace_nccl_json"  # of operations of CPUs, and of NCCL
+
+
+class AttachedJob:
+    """A job with torch's debug server. Its ranks can be looked at; they run no cells and no calls.
+
+    Attributes:
+        ranks: Names of the ranks, `rank 0` and so on.
+        hosts: The host of each rank.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._server = DebugServer.at_address(address)
+        answers = self._server.fetch_answers(_STACKS)
+        self.ranks = [name_of_rank(answer.rank) for answer in answers]
+        self.hosts = [answer.host for answer in answers]
+
+    def stack(self) -> StackReport:
+        """Report the lines of the program that the threads of each rank run now, innermost first.
+
+        Also of ranks that hang in a collective or in C code.
+        """
+        return StackReport("\n".join(map(_describe_stack, self._server.fetch_answers(_STACKS))))
+
+    def flight_dumps(self) -> list[FlightDump]:
+        """Return what the flight recorder of each rank holds. ConnectionError if no rank has one."""
+        entries: dict[int, FlightDump] = {}
+        errors = []
+        for page in _RECORDERS:
+            for answer in self._server.fetch_answers(page):
+                if answer.error:
+                    errors.append(f"{name_of_rank(answer.rank)}: {answer.error}")
+                    continue
+                dump = parse_dump(answer.text.encode(), f"{name_of_rank(answer.rank)} of {self._server}", answer.rank)
+                entries[answer.rank] = _join_dumps(entries.get(answer.rank), dump)
+        if not entries:
+            raise ConnectionError(f"no rank has sent its flight recorder: {'; '.join(errors)}")
+        return [entries[rank] for rank in sorted(entries)]
+
+    def collectives(self, last: int = 50) -> CollectiveTimeline:
+        """Return the timeline of the latest collectives: who came last, and who is missing in the running one."""
+        return CollectiveTimeline.from_world(self.world(), last, time.time())
+
+    def world(self) -> World:
+        """Return the present state as the panels of messages and collectives read it."""
+        return world_of_dumps(self.flight_dumps(), self.ranks)
+
+    def explain(self) -> str:
+        """Return which collectives are under way, which ranks are missing there, and the lines that these run."""
+        answers = self._server.fetch_answers(_STACKS)
+        places = {name_of_rank(answer.rank): _describe_stack(answer) for answer in answers}
+        world = self.world()
+        timeline = CollectiveTimeline.from_world(world, now=time.time())
+        missing = {name for row in timeline.rows.values() if row["state"] == "open" for name in row["missing"]}
+        lines = [*timeline.describe_unfinished()] or ["No collective is under way."]
+        lines += [places[name] for name in sorted(missing, key=self.ranks.index) if name in places]
+        remarks = [row["words"] for member in world.values() for row in member["tables"].get("remarks", {}).values()]
+        return "\n".join([*lines, *remarks])
+
+    def __repr__(self) -> str:
+        hosts = ", ".join(dict.fromkeys(self.hosts))
+        return (
+            f"A job of {count_noun(len(self.ranks), 'rank')} on {hosts}, through the debug server at {self._server}, "
+            "read only.\nstack(): lines of all ranks; collectives(): their timeline; explain(): who is missing, and where."
+        )
+
+
+def attach(address: str) -> AttachedJob:
+    """Attach to a job whose ranks run torch's debug server, which `torch.distributed.debug.start_debug_server` starts.
+
+    Args:
+        address: `host:port` of rank 0's debug server, by default port 25999. Through ssh one forwarded port is enough.
+
+    Returns:
+        The job, to look at.
+
+    Raises:
+        ConnectionError: Nothing answers there, or something else.
+        ValueError: The address cannot be read.
+    """
+    return AttachedJob(address)
+
+
+def world_of_dumps(dumps: list[FlightDump], ranks: list[str]) -> World:
+    """Return the ranks as members, with their collectives; the first one also has remarks on what the dumps lack."""
+    tables = collective_tables(dumps)
+    world: World = {}
+    for id_, name in enumerate(ranks):
+        about = {"name": name, "id": id_, "incarnation": 0, "state": "up", "left_out": 0}
+        world[id_] = {**about, "tables": {"collectives": tables.get(id_, {})}}
+    remarks = describe_gaps(dumps)
+    next(iter(world.values()))["tables"]["remarks"] = {str(n): {"words": words} for n, words in enumerate(remarks)}
+    return world
+
+
+def _join_dumps(known: FlightDump | None, dump: FlightDump) -> FlightDump:
+    """Return the dumps of two recorders of one rank as one."""
+    if known is None:
+        return dump
+    return FlightDump(dump.rank, dump.source, known.entries + dump.entries, {**known.groups, **dump.groups})
+
+
+def _describe_stack(answer: RankAnswer) -> str:
+    head = f"{name_of_rank(answer.rank)} ({answer.host})"
+    if answer.error:
+        return f"{head} did not answer its debug server: {answer.error}"
+    return "\n".join([f"{head}:", *_thread_lines(answer.text)])
+
+
+def _thread_lines(text: str) -> Iterator[str]:
+    for thread in parse_threads(text):
+        own = tuple(frame for frame in thread.frames if _TORCH not in frame.file)
+        yield f"  {thread.name}"
+        yield from (f"      {line}" for line in DumpedThread(thread.name, own or thread.frames).report_lines("", ""))
