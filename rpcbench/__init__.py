@@ -46,6 +46,7 @@ _HOMES = {  # module of each public name
     "panel": "rpcbench.panels",
     "trace": "rpcbench.telemetry.trace",
     "profile": "rpcbench.telemetry.profile",
+    "attach": "rpcbench.telemetry.attached_job",
     "collectives": "rpcbench.telemetry.trace",
     "shards": "rpcbench.telemetry.shard_watch",
     "watch_model": "rpcbench.distributed.shard_events",

@@ -49,7 +49,7 @@ NOT_PURE = {"rpcbench.base.futures"}  # a subclass of torch's Future
 LOADED_BY_OTHERS = _CLOCKS | {"selectors", "subprocess"}  # the standard library loads these itself
 
 UNPICKLERS = {  # all but the first read files of the user
-    "rpcbench.serialization.pickler", "rpcbench.optim.optimizer_files",
+    "rpcbench.serialization.pickler", "rpcbench.optim.optimizer_files", "rpcbench.distributed.flight_dumps",
 }  # fmt: skip
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "torch", "joblib"}
 

@@ -12,7 +12,6 @@ Guarantees
 from __future__ import annotations
 
 import ast
-import glob
 import io
 import json
 import pickle
@@ -29,7 +28,7 @@ from rpcbench.runtime.handles import is_user_file
 
 _RANK = re.compile(r"(\d+)\D*$")
 _DEFAULT = "default_pg"
-_REQUIRED = {
+_REQUIRED: dict[str, type | tuple[type, ...]] = {
     "process_group": (list, tuple), "profiling_name": str, "collective_seq_id": int, "time_created_ns": int,
     "input_sizes": (list, tuple), "is_p2p": bool,
 }  # fmt: skip
@@ -86,7 +85,7 @@ def _check_entry(entry: Any, place: str) -> None:
         raise ValueError(f"{place}: it is no dict")
     for name, kind in _REQUIRED.items():
         if not isinstance(entry.get(name), kind):
-            raise ValueError(f"{place}: {name} is missing or of another type; this rpcbench reads versions 2.x of torch")
+            raise ValueError(f"{place}: {name} is missing or of another type; rpcbench reads the dumps of torch 2")
 
 
 def _read_groups(config: Any, source: str) -> dict[str, dict[str, Any]]:
@@ -125,17 +124,22 @@ def read_dumps(files: str | Path | Sequence[str | Path]) -> list[FlightDump]:
 
 
 def find_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the files of a pattern, a folder, one file or several, sorted by name. FileNotFoundError if there is none."""
+    """Return the files of a pattern, a folder, one file or several, by name. FileNotFoundError if there is none."""
     given = [files] if isinstance(files, str | Path) else [*files]
     found: set[Path] = set()
     for one in given:
         path = Path(one)
-        inside = path.iterdir() if path.is_dir() else [path] if path.exists() else map(Path, glob.glob(str(one)))
+        inside = path.iterdir() if path.is_dir() else [path] if path.exists() else _match_pattern(path)
         matching = {each for each in inside if each.is_file()}
         if not matching:
             raise FileNotFoundError(f"there is no file {one}")
         found |= matching
     return sorted(found)
+
+
+def _match_pattern(pattern: Path) -> Iterable[Path]:
+    """Return the files that match a pattern whose folders have no wildcards."""
+    return pattern.parent.glob(pattern.name)
 
 
 def collective_tables(dumps: Sequence[FlightDump]) -> dict[int, Table]:

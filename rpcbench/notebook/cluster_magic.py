@@ -32,6 +32,7 @@ from rpcbench.notebook import warn_on_stderr
 from rpcbench.notebook.parsers import HOW_MANY, cluster_line, parse_size
 from rpcbench.runtime.checks import count_rrefs
 from rpcbench.testing.stepper import Stepper
+from rpcbench.telemetry.attached_job import AttachedJob, attach
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 
@@ -148,6 +149,7 @@ class Commands:
     def __init__(self, targets: Targets, bind: Callable[[BaseCluster], object]) -> None:
         self.named: dict[str, BaseCluster] = {}
         self.started: list[BaseCluster] = []  # and joined: those to shut down in the end
+        self.job: AttachedJob | None = None  # that `%cluster stack` shows while no cluster runs
         self._targets = targets
         self._bind = bind
 
@@ -206,6 +208,11 @@ class Commands:
             found = self.named[name] = Cluster.join(address)
         self.started.append(found)
         return f"{self._make_current(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
+
+    def _attach(self, address: str) -> AttachedJob:
+        with _as_usage_error():
+            self.job = attach(address)
+        return self.job
 
     def _make_current(self, found: BaseCluster) -> str:
         """Make a cluster the current one, and describe it."""
@@ -270,6 +277,8 @@ class Commands:
         return interrupt_workers(found, self._targets.select_workers(workers or ["all"], found.workers))
 
     def _stack(self, workers: Words) -> str:
+        if self.job is not None and running() is None:
+            return self.job.stack(*workers)
         found = cluster()
         return stacks.stack_report(
             found.agent, self._targets.select_workers(workers or ["all"], found.workers), found.watched()

@@ -104,6 +104,8 @@ def cluster_line() -> MagicParser:
     where = "where the workers are: %cluster join tcp://HOST:PORT, as they show when they start"
     join.add("address", where, metavar="tcp://HOST:PORT")
     join.add("--name", "what to call them: %cluster join tcp://HOST:PORT --name other")
+    attach = line.add_action("attach", "look at a job that runs torch's debug server, started elsewhere; read only")
+    attach.add("address", "where rank 0's debug server is: %cluster attach node7:25999", metavar="HOST:PORT")
     line.add_action("list", "list the running clusters and their workers")
     use = line.add_action("use", "make another cluster the current one, for all magics: %cluster use main")
     use.add_argument("name", metavar=CLUSTER, nargs="?")

@@ -6,10 +6,13 @@ from typing import Self
 
 from rpcbench.panels.base import Panel, Source, find_simulated
 from rpcbench.telemetry import collector
-from rpcbench.telemetry.collector import TracedCollector
+from rpcbench.telemetry.attached_job import AttachedJob
+from rpcbench.telemetry.collector import RECORD, TracedCollector
 from rpcbench.telemetry.drawing import panel_script, panel_styles
 from rpcbench.telemetry.message_views import messages_view
+from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.simulated_members import message_members
+from rpcbench.telemetry.trace import CollectiveTimeline
 
 
 class MessagesPanel(Panel):
@@ -25,6 +28,10 @@ class MessagesPanel(Panel):
 
     @classmethod
     def find_source(cls, given: object) -> Source:
+        if isinstance(given, AttachedJob):
+            given = given.collectives()
+        if isinstance(given, CollectiveTimeline) and given.world is not None:
+            return Still(given.world, RECORD)
         return find_simulated(given, message_members) or super().find_source(given)
 
     @classmethod

@@ -8,14 +8,14 @@ Guarantees
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rpcbench.base.errors import count_noun
-from rpcbench.distributed.flight_dumps import FlightDump, collective_tables, describe_gaps, name_of_rank, parse_dump
+from rpcbench.distributed.flight_dumps import FlightDump, name_of_rank, parse_dump
 from rpcbench.launch.stacks import DumpedThread, StackReport
 from rpcbench.launch.stacks import parse_dump as parse_threads
 from rpcbench.telemetry.debug_pages import DebugServer, RankAnswer
-from rpcbench.telemetry.trace import CollectiveTimeline
+from rpcbench.telemetry.trace import CollectiveTimeline, dumped_world
 from rpcbench.telemetry.views import World
 
 _STACKS = "/stacks"
@@ -37,12 +37,24 @@ class AttachedJob:
         self.ranks = [name_of_rank(answer.rank) for answer in answers]
         self.hosts = [answer.host for answer in answers]
 
-    def stack(self) -> StackReport:
+    def stack(self, *ranks: str | int) -> StackReport:
         """Report the lines of the program that the threads of each rank run now, innermost first.
 
         Also of ranks that hang in a collective or in C code.
+
+        Args:
+            ranks: Numbers of ranks, by default all.
         """
-        return StackReport("\n".join(map(_describe_stack, self._server.fetch_answers(_STACKS))))
+        chosen = self._parse_ranks(ranks)
+        answers = self._server.fetch_answers(_STACKS)
+        return StackReport("\n".join(_describe_stack(answer) for answer in answers if answer.rank in chosen))
+
+    def _parse_ranks(self, ranks: Iterable[str | int]) -> set[int]:
+        chosen = {str(rank).removeprefix("rank") for rank in ranks if rank != "all"}
+        everyone = {name.removeprefix("rank "): number for number, name in enumerate(self.ranks)}
+        if unknown := chosen - everyone.keys():
+            raise ValueError(f"the job has no rank {', '.join(sorted(unknown))}: it has 0 to {len(self.ranks) - 1}")
+        return {everyone[rank] for rank in chosen} or {*everyone.values()}
 
     def flight_dumps(self) -> list[FlightDump]:
         """Return what the flight recorder of each rank holds. ConnectionError if no rank has one."""
@@ -61,17 +73,17 @@ class AttachedJob:
 
     def collectives(self, last: int = 50) -> CollectiveTimeline:
         """Return the timeline of the latest collectives: who came last, and who is missing in the running one."""
-        return CollectiveTimeline.from_world(self.world(), last, time.time())
+        return CollectiveTimeline.from_world(self.read_world(), last, time.time())
 
-    def world(self) -> World:
-        """Return the present state as the panels of messages and collectives read it."""
-        return world_of_dumps(self.flight_dumps(), self.ranks)
+    def read_world(self) -> World:
+        """Return the present state as views read it: the collectives of all ranks, and remarks on what is not known."""
+        return dumped_world(self.flight_dumps(), len(self.ranks))
 
     def explain(self) -> str:
         """Return which collectives are under way, which ranks are missing there, and the lines that these run."""
         answers = self._server.fetch_answers(_STACKS)
         places = {name_of_rank(answer.rank): _describe_stack(answer) for answer in answers}
-        world = self.world()
+        world = self.read_world()
         timeline = CollectiveTimeline.from_world(world, now=time.time())
         missing = {name for row in timeline.rows.values() if row["state"] == "open" for name in row["missing"]}
         lines = [*timeline.describe_unfinished()] or ["No collective is under way."]
@@ -83,7 +95,8 @@ class AttachedJob:
         hosts = ", ".join(dict.fromkeys(self.hosts))
         return (
             f"A job of {count_noun(len(self.ranks), 'rank')} on {hosts}, through the debug server at {self._server}, "
-            "read only.\nstack(): lines of all ranks; collectives(): their timeline; explain(): who is missing, and where."
+            "read only.\n"
+            "stack(): the lines of all ranks; collectives(): a timeline; explain(): ranks that are missing, and where."
         )
 
 
@@ -101,18 +114,6 @@ def attach(address: str) -> AttachedJob:
         ValueError: The address cannot be read.
     """
     return AttachedJob(address)
-
-
-def world_of_dumps(dumps: list[FlightDump], ranks: list[str]) -> World:
-    """Return the ranks as members, with their collectives; the first one also has remarks on what the dumps lack."""
-    tables = collective_tables(dumps)
-    world: World = {}
-    for id_, name in enumerate(ranks):
-        about = {"name": name, "id": id_, "incarnation": 0, "state": "up", "left_out": 0}
-        world[id_] = {**about, "tables": {"collectives": tables.get(id_, {})}}
-    remarks = describe_gaps(dumps)
-    next(iter(world.values()))["tables"]["remarks"] = {str(n): {"words": words} for n, words in enumerate(remarks)}
-    return world
 
 
 def _join_dumps(known: FlightDump | None, dump: FlightDump) -> FlightDump:

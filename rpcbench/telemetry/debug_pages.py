@@ -2,7 +2,7 @@
 
 Guarantees
 - Only rank 0's server is read, so one forwarded port is enough. Nothing is changed in the job.
-- A port that is closed, that speaks something else, or that has pages of another form is a ConnectionError that says so.
+- A port that is closed, speaks something else, or has pages of another form is a ConnectionError that says so.
 - A rank that did not answer the server has an error in its place; the others' answers are kept.
 - An answer is text or JSON, and data: nothing of it runs. One of more than `MOST_BYTES` is refused.
 """

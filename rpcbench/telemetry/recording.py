@@ -24,7 +24,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +74,17 @@ class Still:
 def make_lone_world(tables: dict[str, Table]) -> World:
     """Return a world of the notebook alone, with these tables."""
     return {0: {"name": "notebook", "id": 0, "incarnation": 0, "state": "up", "left_out": 0, "tables": tables}}
+
+
+def make_rank_world(tables: Mapping[int, dict[str, Table]], remarks: Iterable[str], name: str = "rank {}") -> World:
+    """Return a world of ranks with these tables; the first one has the remarks, too. `name`: of a rank's number."""
+    members: World = {}
+    for rank, own in tables.items():
+        about = {"name": name.format(rank), "id": rank, "incarnation": 0, "state": "up", "left_out": 0}
+        members[rank] = {**about, "tables": dict(own)}
+    first = next(iter(members.values()))
+    first["tables"]["remarks"] = {str(n): {"words": words} for n, words in enumerate(remarks)}
+    return members
 
 
 FORMAT, VERSION = "rpcbench record", 1

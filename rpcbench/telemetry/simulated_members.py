@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rpcbench.base.ids import Row, Table
@@ -23,6 +23,7 @@ from rpcbench.simulation.model_pieces import ModelPieces, PlacedParameter
 from rpcbench.simulation.rank_log import ACTIVATIONS, BeginOperation, Collective, EndOperation, RankLog
 from rpcbench.simulation.simulated_world import Role, SimulatedWorld
 from rpcbench.simulation.step_timing import RankTimeline
+from rpcbench.telemetry.recording import make_rank_world
 from rpcbench.telemetry.shard_views import element_coordinates
 from rpcbench.telemetry.views import World
 
@@ -30,19 +31,6 @@ MOST = 16
 _SEATS = 64  # ranks of a mesh that is drawn
 _ROOMY = 8  # columns of shards with room for whole names
 _STAGES = "pp"
-
-
-def _make_members(
-    tables: Mapping[int, dict[str, Table]], remarks: Iterable[str], name: str = "rank {}"
-) -> World:
-    """Return a world of ranks with these tables; the first one has the remarks, too. `name`: of a rank's number."""
-    members: World = {}
-    for rank, own in tables.items():
-        about = {"name": name.format(rank), "id": rank, "incarnation": 0, "state": "up", "left_out": 0}
-        members[rank] = {**about, "tables": dict(own)}
-    first = next(iter(members.values()))
-    first["tables"]["remarks"] = {str(n): {"words": words} for n, words in enumerate(remarks)}
-    return members
 
 
 def _pair_roles(world: SimulatedWorld) -> list[tuple[Role, RankLog]]:
@@ -83,10 +71,10 @@ def pipeline_members(world: SimulatedWorld) -> World:
     operations = {role.rank: _gather_operations(log, world.timelines[role.name]) for role, log in _pair_roles(world)}
     running = {rank: own for rank, own in operations.items() if own}
     if not running:
-        return _make_members({world.roles[0].rank: {}}, [_why_no_pipeline(world)])
+        return make_rank_world({world.roles[0].rank: {}}, [_why_no_pipeline(world)])
     ideal = _ideal_share(running)
     tables = {rank: _pipeline_tables(rank, own, [*running], ideal) for rank, own in running.items()}
-    return _make_members(tables, _pipeline_remarks(world, running))
+    return make_rank_world(tables, _pipeline_remarks(world, running))
 
 
 def _why_no_pipeline(world: SimulatedWorld) -> str:
@@ -173,7 +161,7 @@ def shard_members(world: SimulatedWorld) -> World:
         for rank in [role.rank, *itertools.islice(others, count - 1)]:
             tables[rank] = _shard_tables(world, log, rank)
     name = "rank {}" if len(tables) <= _ROOMY else "r{}"
-    return _make_members(dict(sorted(tables.items())), _shard_remarks(world, tables), name)
+    return make_rank_world(dict(sorted(tables.items())), _shard_remarks(world, tables), name)
 
 
 def _shard_remarks(world: SimulatedWorld, tables: Mapping[int, dict[str, Table]]) -> Iterator[str]:
@@ -270,7 +258,7 @@ def message_members(world: SimulatedWorld) -> World:
     for key, rows in meetings.items():
         for rank, row in _complete_meeting(rows, ranks).items():
             tables[rank]["collectives"][key] = row
-    return _make_members(tables, _message_remarks(world, ranks, bool(meetings)))
+    return make_rank_world(tables, _message_remarks(world, ranks, bool(meetings)))
 
 
 def _message_remarks(world: SimulatedWorld, ranks: Sequence[int], has_any: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rpcbench.base.charts import Bar, Chart, Mark, write_picture
 from rpcbench.base.conditions import Event
 from rpcbench.base.errors import count_noun
 from rpcbench.base.ids import MESSAGES, Row, Table
+from rpcbench.distributed.flight_dumps import FlightDump, collective_tables, describe_gaps, read_dumps
 from rpcbench.pipeline.timeline import TRACK, TraceEvent, convert_to_microseconds, metadata_events, trace_slice
 from rpcbench.telemetry import collector as collect
 from rpcbench.telemetry.collector import Collector
@@ -35,7 +36,7 @@ from rpcbench.telemetry.message_views import (
     find_stragglers,
     messages_view,
 )
-from rpcbench.telemetry.recording import save_text
+from rpcbench.telemetry.recording import make_rank_world, save_text
 from rpcbench.telemetry.summary import summarize_view
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, World
@@ -158,11 +159,13 @@ _NAMED = 3
 class CollectiveTimeline:
     """A timeline of collectives, from `rpcbench.collectives()` or `trace().collectives`: a picture, or text if printed.
 
-    `rows`: the collectives by key, as in `rpcbench.telemetry.message_views.collectives_view`.
+    `rows`: the collectives by key, as in `rpcbench.telemetry.message_views.collectives_view`. `world`: the tables that
+    they come from, which `rpcbench.panel("messages", timeline)` shows; None where they were read from a view.
     """
 
-    def __init__(self, view: View, now: float | None = None) -> None:
+    def __init__(self, view: View, now: float | None = None, world: World | None = None) -> None:
         self.rows: Table = view["collectives"]
+        self.world = world
         self._entries = list(view["entries"].values())
         stamps = [stamp for row in self._entries for stamp in (row["begin"], row["end"]) if stamp is not None]
         self._now = max(stamps, default=0.0) if now is None else now  # where bars of running collectives end
@@ -181,7 +184,7 @@ class CollectiveTimeline:
         keys = list(view["collectives"])[-last if last else 0 :]
         rows = {key: view["collectives"][key] for key in keys}
         entries = {key: row for key, row in view["entries"].items() if row["collective"] in rows}
-        return CollectiveTimeline({**view, "collectives": rows, "entries": entries}, now)
+        return CollectiveTimeline({**view, "collectives": rows, "entries": entries}, now, world)
 
     @property
     def stragglers(self) -> list[Straggler]:
@@ -287,6 +290,34 @@ def collectives(last: int = 50) -> CollectiveTimeline:
         return CollectiveTimeline.from_world(collector.world(), last, time.monotonic())
     finally:
         stop()
+
+
+def dumped_world(dumps: Sequence[FlightDump], size: int) -> World:
+    """Return the ranks of a job as members with the collectives in their flight recorders, and remarks on gaps."""
+    tables = collective_tables(dumps)
+    ranks = {rank: {"collectives": tables.get(rank, {})} for rank in range(size)}
+    return make_rank_world(ranks, describe_gaps(dumps))
+
+
+def open_dumps(files: str | Path | Sequence[str | Path], last: int | None = None) -> CollectiveTimeline:
+    """Return the timeline of collectives in dumps of torch's flight recorder: `rpcbench.collectives.open`.
+
+    Args:
+        files: A pattern, as `nccl_trace_rank_*`, a folder, one file, or several: one for each rank, pickle or JSON.
+        last: Number of the latest collectives; by default all.
+
+    Returns:
+        The timeline, with the ranks that came last, and those that are missing in collectives that have not ended.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A file is no dump, is cut off, holds more than data, or two are of one rank.
+    """
+    dumps = read_dumps(files)
+    return CollectiveTimeline.from_world(dumped_world(dumps, 1 + max(dump.rank for dump in dumps)), last)
+
+
+collectives.open = open_dumps  # type: ignore[attr-defined]
 
 
 QUIET_SECONDS = 0.06
