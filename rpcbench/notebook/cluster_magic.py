@@ -31,8 +31,8 @@ from rpcbench.launch.status import ProcessSampler, WorkerStatus
 from rpcbench.notebook import warn_on_stderr
 from rpcbench.notebook.parsers import HOW_MANY, cluster_line, parse_size
 from rpcbench.runtime.checks import count_rrefs
-from rpcbench.testing.stepper import Stepper
 from rpcbench.telemetry.attached_job import AttachedJob, attach
+from rpcbench.testing.stepper import Stepper
 
 NONE_RUNS = "No cluster runs. %cluster start 2 starts two workers."
 

@@ -224,7 +224,7 @@ class CollectiveTimeline:
             waited = f"{one.seconds:.1f} s" if one.seconds >= 1 else f"{one.seconds * 1e3:.1f} ms"
             lines.append(f"{self._names[one.worker]} kept the others waiting {waited} in {one.collectives} of {whole}")
         if unknown := sum(not row["end_known"] for row in self.rows.values()):
-            lines.append(f"{unknown} of {len(self.rows)} began while nobody watched: their ends are not known")
+            lines.append(f"{unknown} of {len(self.rows)} have no known end: nobody watched, or the recorder keeps none")
         return "\n".join([*lines, *self.describe_unfinished()])
 
     def describe_unfinished(self) -> Iterator[str]:
