@@ -70,7 +70,7 @@ def test_a_collective_whose_end_is_not_known_ends_no_earlier_than_its_last_membe
     view = collectives_view(at)
     assert (the(at)["state"], the(at)["end_known"]) == ("done", False)
     assert [view["entries"][f"{key}/{id_}"]["end"] for id_ in (1, 2)] == [10.5, 10.5]
-    assert "1 of 1 began while nobody watched: their ends are not known" in CollectiveTimeline.from_world(at).summary
+    assert "1 of 1 have no known end" in CollectiveTimeline.from_world(at).summary
 
 
 def test_who_cost_most_is_named_first() -> None:
