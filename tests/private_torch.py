@@ -131,7 +131,8 @@ OTHERS = {  # private names that are not torch's → whose they are
         _run_exitfuncs _subparsers
         _value2member_map_""",
     "IPython": "_filename_map _jupyter_types_experimental _render_traceback_ _sd _validate_data",
-    "ipykernel and ipywidgets": "_control_lock _handle_event _main_asyncio_lock _msg_callback _reply_subshell_for",
+    "ipykernel and ipywidgets": "_control_lock _handle_event _main_asyncio_lock _msg_callback _publish_status "
+    "_reply_subshell_for",
     "Ray": "_group_",
     "rpcbench, as texts": "_empty _rpcbench_shards _spmd _wrapped_async_rpc_function",
     "modules that rpcbench puts there": "torch._C._distributed_autograd torch._C._distributed_rpc",

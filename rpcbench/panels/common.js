@@ -538,7 +538,7 @@ const panel = (name, title, build) => () => {
       const watch = setInterval(() => {
         const { kind, text } = state();
         if (el.isConnected && !el.firstChild) el.append(frame.root); // anywidget has emptied it
-        live.reportVersion();
+        if (kind === "live") live.reportVersion(); // else there may be nobody to send to
         if (Date.now() - live.heardAt > 1000 * LATE_SECONDS && kind === "late") askAgain();
         else patience = FIRST_PATIENCE_MS;
         if (text !== frame.state.text || kind !== frame.state.kind) schedule();

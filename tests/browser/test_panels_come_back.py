@@ -38,7 +38,8 @@ def do(page, command, **args):
 def remembered(lab):
     """The settings in which JupyterLab keeps the places; they outlast the server."""
     text = re.sub(r"(?m)^\s*//.*$", "", lab.remembered.read_text()) if lab.remembered.exists() else ""
-    return list(json.loads(text)["notebooks"].values()) if text.endswith("}") else []
+    found = json.loads(text)["notebooks"] if text.endswith("}") else {}
+    return [layout for notebook, layout in found.items() if notebook.endswith("kept.ipynb")]  # others have theirs
 
 
 def tabs(*names, front=0):

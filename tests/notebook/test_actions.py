@@ -40,6 +40,7 @@ class Page:
 
 class Counted(Actions):
     asked = 0
+    stepper = None  # of the part that holds messages, as this fake agent has one part for all
 
     def begin_action(self, action, target):
         future = super().begin_action(action, target)
@@ -56,7 +57,10 @@ class Workers(BaseCluster):
         self.begun, self.may_end, self.interrupted = queue.Queue(), threading.Semaphore(0), []
         self.fails = None
         links = SimpleNamespace(bus=EventLog())
-        self.agent = SimpleNamespace(running=True, owner=self, links=links, on_member=lambda handler: None)
+        machine = SimpleNamespace(read_node=lambda read: set())  # no RRefs
+        self.agent = SimpleNamespace(
+            running=True, owner=self, links=links, machine=machine, on_member=lambda handler: None
+        )
         self.actions = Counted(self.agent)
         self.agent.part = lambda kind: self.actions
 
