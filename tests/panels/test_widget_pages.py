@@ -23,6 +23,7 @@ SCRIPTS = {
     "/manager.js": NODE / "@jupyter-widgets" / "html-manager" / "dist" / "embed-amd.js",
     "/anywidget.js": ANYWIDGET,
 }
+TEXTS = {"compare": "(model)", "progress": "running"}  # of panels in which no worker's name stands
 SITE = "http://widgets.test"
 MISSING = [path.name for path in SCRIPTS.values() if not path.exists()]
 # Only `.ci/extension` has these packages, so their lack is no lack of a browser.
@@ -70,6 +71,6 @@ def test_the_last_picture_of_a_panel_is_there(embed, name):
         panel.show_world(panel._source.world())
         drawn = embed(panel).locator(".rb-panel")
         drawn.wait_for()
-        drawn.get_by_text("(model)" if name == "compare" else "ada").first.wait_for(state="attached")
+        drawn.get_by_text(TEXTS.get(name, "ada")).first.wait_for(state="attached")
     finally:
         panel.close()
