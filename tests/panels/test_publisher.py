@@ -301,7 +301,7 @@ def test_a_viewer_that_is_behind_is_sent_all_changes_at_once_when_it_has_caught_
     viewer.is_behind = True
     for number in range(1, 6):
         source.change()
-        other.until(lambda: other.seen[-1] == number)  # noqa: B023  (waited for here)
+        other.until(lambda: other.seen[-1:] == [number])  # noqa: B023  (waited for here)
     entry = publisher._entries[id(viewer)]
     assert viewer.seen == [0] and entry.ready_at == math.inf and entry.stale
     viewer.is_behind = False
