@@ -33,12 +33,12 @@ _LONGEST_ERROR = 300
 
 
 class CellRecord:
-    """What is known of one cell. It is made by `CellLog.begin_cell`; its methods may be called on any thread."""
+    """The record of one cell. It is made by `CellLog.begin_cell`; its methods may be called on any thread."""
 
-    def __init__(self, about: Row, members: Iterable[tuple[int, str]], changed: Callable[[], object]) -> None:
+    def __init__(self, about: Row, members: Iterable[tuple[int, str]], report_change: Callable[[], object]) -> None:
         self.code: str = about["code"]
         self._about = about
-        self._changed = changed
+        self._report_change = report_change
         self._lock = threading.Lock()  # guards `_parts`
         # By member: its name, the state, the error, the end, the number of its prompt, seconds that it took there.
         self._parts: dict[int, list[Any]] = {id_: [name, RUNS, "", None, None, None] for id_, name in members}
@@ -54,13 +54,13 @@ class CellRecord:
         with self._lock:
             part = self._parts[member]
             part[1:4] = *_state_and_error(error, kind), now
-        self._changed()
+        self._report_change()
 
     def tell_run(self, member: int, number: int | None, seconds: float | None) -> None:
-        """Record what the member itself reports: the number of the prompt, and how long the code ran."""
+        """Record the member's own report: the number of the prompt, and how long the code ran."""
         with self._lock:
             self._parts[member][4:6] = number, seconds
-        self._changed()
+        self._report_change()
 
     def make_row(self) -> Row:
         with self._lock:
@@ -112,16 +112,16 @@ class CellLog:
         key = str(number)
         where = {"cell": origin.cell if origin else "", "number": origin.number if origin else None}
 
-        def changed() -> None:
+        def report_change() -> None:
             self._bus.record_change("CellChanged", "cells", key, record.make_row)
 
-        record = CellRecord({"order": number, "code": code.strip("\n"), **where}, members, changed)
+        record = CellRecord({"order": number, "code": code.strip("\n"), **where}, members, report_change)
         dropped = None
         with self._lock:
             self._cells[key] = record
             if len(self._cells) > MOST:
                 dropped = next((old for old, each in self._cells.items() if each.has_ended), next(iter(self._cells)))
-        changed()
+        report_change()
         if dropped is not None:
             self._forget(dropped)
         return key, record

@@ -36,7 +36,7 @@ _REQUIRED: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class FlightDump:
-    """What the flight recorder of one rank held."""
+    """The contents of one rank's flight recorder."""
 
     rank: int
     source: str  # the file, or the address that answered
@@ -138,7 +138,7 @@ def find_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def _match_pattern(pattern: Path) -> Iterable[Path]:
-    """Return the files that match a pattern whose folders have no wildcards."""
+    """Return the files that match a pattern with wildcards in its last part alone."""
     return pattern.parent.glob(pattern.name)
 
 
@@ -205,7 +205,7 @@ def _site_of_frames(frames: Iterable[Mapping[str, Any]]) -> str:
 
 
 def describe_gaps(dumps: Sequence[FlightDump]) -> list[str]:
-    """Return a sentence for what the dumps lack: ranks that a group lists, and ranks whose recorder held nothing."""
+    """Return a sentence for each gap in the dumps: ranks that a group lists, and ranks whose recorder held nothing."""
     there = {dump.rank for dump in dumps}
     listed = {rank for dump in dumps for group in dump.groups.values() for rank in group["ranks"]}
     remarks = []

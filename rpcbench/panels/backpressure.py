@@ -4,8 +4,8 @@ A page under load draws a queue of messages in order, so each picture that is se
 - A picture that takes long to draw is followed by a rest of `REST` times as long, at most `MOST_REST_SECONDS`.
 - Browsers report the version that they have, once a second at most. While none has reported a version that was sent
   `MOST_SECONDS` ago, the panel is behind: it sends nothing, and then one message with all changes since.
-- A front end whose reports wait for the end of the running cell is never behind, as its silence says nothing. It has no
-  subshells: its reports come on the main thread.
+- A front end without subshells is never behind: its reports wait for the end of the running cell and come on the main
+  thread, so its silence says nothing.
 - A browser that opens the panel ends the wait. One that is gone leaves the panel behind, which then costs nothing.
 """
 
@@ -33,13 +33,14 @@ class Backpressure:
 
     def picture_sent(self, version: int) -> None:
         """Note that a picture of this version has been sent."""
-        self._sent.append((version, time.monotonic()))
+        if self._reports_arrive:
+            self._sent.append((version, time.monotonic()))
 
     def picture_reported(self, version: int, draw_seconds: float) -> None:
         """Note that a browser has this version, on the thread that its message came on; it took so long to draw it."""
         self.rest_seconds = min(MOST_REST_SECONDS, REST * draw_seconds)
         self._reports_arrive = threading.current_thread() is not threading.main_thread()
-        while self._sent and self._sent[0][0] <= version:
+        while self._sent and (self._sent[0][0] <= version or not self._reports_arrive):
             self._sent.popleft()
 
     def forget_sent(self) -> None:
@@ -49,9 +50,6 @@ class Backpressure:
     @property
     def is_behind(self) -> bool:
         """Whether the browsers have a queue of pictures before them."""
-        if not self._reports_arrive:
-            self._sent.clear()  # it would grow
-            return False
         try:
             _, sent_at = self._sent[0]
         except IndexError:  # none, or reported just now on another thread

@@ -14,8 +14,8 @@ Rules
   unless this makes it rest for longer than `most_rest` seconds.
 - While nothing changes the thread wakes once per `beat` seconds, and says that the pictures are true. A browser that
   hears nothing for longer shows the age of its picture. With no viewer the thread ends, and no source is subscribed.
-- A viewer whose browsers are behind (`backpressure`) is sent nothing until they have caught up. Each message has the
-  time of its picture, so a page that is late says so.
+- A viewer with browsers that are behind (`backpressure`) is sent nothing until they have caught up. Each message has
+  the time of its picture, so a page that is late says so.
 - A browser that missed a message asks for the whole state after a few seconds, and in any case is correct again within
   `heal` seconds of a change: viewers send whole states then, which may be large.
 - After `close` returns, nothing more is sent. A viewer that fails is closed with its error; the others continue.

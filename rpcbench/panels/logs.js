@@ -55,9 +55,9 @@ function splitLine(line, query) {
   return [...parts, [line.slice(at), false]].filter(([text]) => text);
 }
 
-function lineNode(line, level, who, query) {
+function lineNode(line, level, makeTag, query) {
   const parts = splitLine(line, query).map(([text, isMatch]) => (isMatch ? html("mark", {}, text) : text));
-  return html("div", { class: `rb-line rb-level-${KINDS[level] ?? "plain"}` }, ...who(), html("span", { class: "rb-said" }, ...parts));
+  return html("div", { class: `rb-line rb-level-${KINDS[level] ?? "plain"}` }, ...makeTag(), html("span", { class: "rb-said" }, ...parts));
 }
 
 const seenAt = ({ at }) => (at === null ? null : TEXT.read(new Date(1000 * at).toTimeString().slice(0, 8)));
@@ -65,8 +65,8 @@ const seenAt = ({ at }) => (at === null ? null : TEXT.read(new Date(1000 * at).t
 // Draws a block of lines; `name` is that of its worker, or "" where all lines are of one.
 function blockNode(block, name, wanted, query) {
   if (block.kind) return html("div", { class: `rb-event rb-level-${KINDS[block.levels] ?? "plain"}`, title: seenAt(block) }, block.lines[0]);
-  const who = () => (name ? [html("span", { class: `rb-who rb-who-${block.worker % COLOURS}` }, name)] : []);
-  const lines = shownLines(block, wanted).map(([, line, level]) => lineNode(line, level, who, query));
+  const makeTag = () => (name ? [html("span", { class: `rb-who rb-who-${block.worker % COLOURS}` }, name)] : []);
+  const lines = shownLines(block, wanted).map(([, line, level]) => lineNode(line, level, makeTag, query));
   return html("div", { class: "rb-block", title: seenAt(block) }, ...lines);
 }
 

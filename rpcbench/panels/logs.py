@@ -1,4 +1,4 @@
-"""The logs panel: what workers write outside cells, by worker or merged, with a search, levels, and a file to save."""
+"""The logs panel: output of workers outside cells, by worker or merged, with a search, levels, and a file to save."""
 
 from __future__ import annotations
 

@@ -360,9 +360,9 @@ export default panel("messages", "Messages", (frame) => {
     paint();
   }
 
-  function hold(what, isOn) {
-    if (held[what] === isOn) return;
-    held[what] = isOn;
+  function hold(reason, isOn) {
+    if (held[reason] === isOn) return;
+    held[reason] = isOn;
     if (!isOn) show();
   }
 

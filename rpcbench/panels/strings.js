@@ -71,8 +71,8 @@ const STRINGS = {
     help:
       "A row for each cluster.map and each fit of a pipeline, the latest first. In its bar what is done is full, what has failed is " +
       "red, and what runs is pale blue; the rest waits. The rate is that of the last items, the mean of a " +
-      "job that has ended, and the time left is what the rest takes at this rate. A click on a name shows the cell that began the job. Jobs that have ended stay while the notebook's " +
-      "kernel runs, the last 50. Below stands a row for each cell that ran on a worker, or here: where, with the number of its " +
+      "job that has ended, and the time left is what the rest takes at this rate. A click on a name shows the cell that began the job. Jobs that have ended stay while the " +
+      "cluster runs, the last 50. Below stands a row for each cell that ran on a worker, or here: where, with the number of its " +
       "prompt there, how long it ran, and how it ended. A click shows the cell. A cell waits where an earlier one has not ended. " +
       "“copy” copies the code; “run again”, in JupyterLab, runs the notebook's cell if it still has this code.",
     hint: ["Nothing has run since the workers started. Try: ", "list(cluster.map(abs, range(9)))"],

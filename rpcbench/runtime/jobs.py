@@ -52,11 +52,11 @@ def end_state(error: BaseException) -> tuple[str, str]:
 class JobCounts:
     """The counts of one job. It is made by `JobLog.begin_job`; its methods may be called on any thread."""
 
-    def __init__(self, about: Row, changed: Callable[[], object]) -> None:
+    def __init__(self, about: Row, report_change: Callable[[], object]) -> None:
         self.has_ended = False
         self.describe: Callable[[], str] | None = None  # a few words on it, such as the loss
         self._about = about
-        self._changed = changed
+        self._report_change = report_change
         self._lock = threading.Lock()  # guards all below, and `has_ended`
         self._running = self._done = self._failed = 0
         self._state, self._error, self._note = RUNS, "", ""
@@ -83,7 +83,7 @@ class JobCounts:
             self._counted = now
             if now - self._marks[-1][0] >= _MARK_SECONDS:
                 self._marks.append((now, self._done + self._failed))
-        self._changed()
+        self._report_change()
 
     def end(self, state: str, error: str = "") -> None:
         """End the job, with one of the states above. Only its first end counts."""
@@ -96,7 +96,7 @@ class JobCounts:
             if state == STOPPED and self._done == self._about["total"]:
                 state = DONE  # nobody asked whether there were more
             self._state, self._error, self._note, self.describe, self._running = state, error, note, None, 0
-        self._changed()
+        self._report_change()
 
     def make_row(self) -> Row:
         describe = self.describe
@@ -132,17 +132,17 @@ class JobLog:
         }  # fmt: skip
         key, bus = str(number), self._agent.links.bus
 
-        def changed() -> None:
+        def report_change() -> None:
             bus.record_change("JobChanged", "jobs", key, job.make_row)
 
-        job = JobCounts(about, changed)
+        job = JobCounts(about, report_change)
         dropped = None
         with self._lock:
             self._jobs[key] = job
             if len(self._jobs) > MOST:
                 dropped = next((old for old, each in self._jobs.items() if each.has_ended), next(iter(self._jobs)))
                 del self._jobs[dropped]
-        changed()
+        report_change()
         if dropped is not None:
             bus.record_change("JobForgotten", "jobs", dropped, _no_row)
         return job

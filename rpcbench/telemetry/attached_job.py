@@ -57,7 +57,7 @@ class AttachedJob:
         return {everyone[rank] for rank in chosen} or {*everyone.values()}
 
     def flight_dumps(self) -> list[FlightDump]:
-        """Return what the flight recorder of each rank holds. ConnectionError if no rank has one."""
+        """Return the contents of each rank's flight recorder. ConnectionError if no rank has one."""
         entries: dict[int, FlightDump] = {}
         errors = []
         for page in _RECORDERS:
@@ -72,11 +72,11 @@ class AttachedJob:
         return [entries[rank] for rank in sorted(entries)]
 
     def collectives(self, last: int = 50) -> CollectiveTimeline:
-        """Return the timeline of the latest collectives: who came last, and who is missing in the running one."""
+        """Return the timeline of the latest collectives: ranks that came last, and those missing in the running one."""
         return CollectiveTimeline.from_world(self.read_world(), last, time.time())
 
     def read_world(self) -> World:
-        """Return the present state as views read it: the collectives of all ranks, and remarks on what is not known."""
+        """Return the present state as views read it: the collectives of all ranks, and remarks on gaps."""
         return dumped_world(self.flight_dumps(), len(self.ranks))
 
     def explain(self) -> str:

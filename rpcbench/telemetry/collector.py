@@ -1,7 +1,7 @@
 """The collector: tables of all members of a world, kept current by their reports of changes. Rules:
 
 - Members report only while this process has subscribers, and report messages only while one has subscribed to those.
-- What a former incarnation of a member has reported and ended stays: messages, pipeline steps and their operations. A
+- Reports of a former incarnation on ended things stay: messages, pipeline steps and their operations. A
   message that is under way when its sender or receiver is lost stays lost.
 - A member's tables begin with a snapshot. A batch that is missing or incomplete leads to a new snapshot.
 - No function waits for a worker except `settle`, which also runs before this process leaves the world.
@@ -247,7 +247,7 @@ class Collector:
             if not self._wakes:
                 return
             if kind == "joined" and (former := self._world.pop(who.id, None)) is not None:
-                # A new incarnation: what the old one held is gone, and its last receipts will not come.
+                # A new incarnation: the state of the old one is gone, and its last receipts will not come.
                 self._rejoined[who.id] = self._agent.links.clock()
                 self._earlier[who.id] = _ended_rows(former["tables"])
                 if former["state"] == "lost":
