@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--soak", action="store_true", help="instead: many calls and RRefs, and whether memory grows")
     parser.add_argument("--scaling", action="store_true", help="instead: how cost grows with payloads, workers, RRefs")
     parser.add_argument("--notebook", action="store_true", help="instead: how long a user of the notebook waits")
+    parser.add_argument("--counts", action="store_true", help="instead: messages, switches, CPU and calls of each deed")
     parser.add_argument("--panels", action="store_true", help="instead: the cost of open panels, and frames a second")
     parser.add_argument("--pipeline", action="store_true", help="instead: pipelines beside torch's, and the simulator")
     parser.add_argument("--kind", choices=["process", "kernel"], default="process", help="of workers, with --notebook")
@@ -72,6 +73,8 @@ def _run(options: argparse.Namespace) -> None:
         command.run_peers(options.peers, quick=options.quick, files=files)
     elif options.scaling:
         command.run_scaling(quick=options.quick, files=files)
+    elif options.counts:
+        command.run_counts(against=options.against, quick=options.quick, only=options.only, seed=seed, files=files)
     elif options.panels:
         command.run_panels(quick=options.quick, files=files)
     elif options.pipeline:

@@ -10,7 +10,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import fence, notebook_waits, panel_frames, panels, peer_notebook, peers, pipelines, rows, scaling, soak
+from benchmarks import (
+    counts,
+    fence,
+    notebook_waits,
+    panel_frames,
+    panels,
+    peer_notebook,
+    peers,
+    pipelines,
+    rows,
+    scaling,
+    soak,
+)
 from benchmarks.compare import Plan, compare
 from benchmarks.pairs import BenchError
 from benchmarks.peer_notebook import PEERS
@@ -19,7 +31,7 @@ from rpcbench.base.errors import RpcError
 
 OURS = "rpcbench"
 _WIDE = 150
-_BENCH, _PEERS, _COLUMNS = "bench", "peers", "interpreters"
+_BENCH, _PEERS, _COLUMNS, _COUNTS = "bench", "peers", "interpreters", "counts"
 OUR_MODULE = "rpcbench.rpc"
 
 
@@ -88,6 +100,20 @@ def run_scaling(*, quick: bool, files: Files) -> None:
     Console(width=None if sys.stdout.isatty() else _WIDE).print(scaling.as_table(curves))
     if files.json:
         files.json.write_text(json.dumps(scaling.as_values(curves), indent=2) + "\n")
+
+
+def run_counts(*, against: str, quick: bool, only: Sequence[str], seed: int, files: Files) -> None:
+    """Print the cost of each deed in counts, beside `against`."""
+    if files.markdown:
+        between_marks(files.markdown, _COUNTS, "")
+    plan = counts.QUICK if quick else counts.Plan()
+    found = counts.measure({OURS: OUR_MODULE, against: rows.module_of(against)}, plan, seed, only)
+    table = counts.as_markdown(found, OURS, against, plan)
+    print(table, end="")
+    if files.json:
+        files.json.write_text(json.dumps(counts.as_values(found), indent=2) + "\n")
+    if files.markdown:
+        files.markdown.write_text(between_marks(files.markdown, _COUNTS, table))
 
 
 def run_notebook(*, quick: bool, seed: int, kind: str, files: Files) -> None:

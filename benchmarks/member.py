@@ -1,7 +1,8 @@
 """One of the two processes of a pair: `python -m benchmarks.member API RANK URL [DESCRIPTOR]`.
 
-Rank 1 serves calls. Rank 0 drives: it reads orders as JSON lines from a socket, times a batch for each and answers with
-the seconds of every call, and what CPU time a call took. A wrong result is an error, never a figure.
+Rank 1 serves calls. Rank 0 drives: it reads orders as JSON lines from a socket. For each it times a batch, and answers
+with the seconds of every call and the CPU time of a call; or it counts what some deeds take (`deed_counts`). A wrong
+result is an error, never a figure. With `COUNT_CALLS` in its environment a process counts calls of Python functions.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import os
 import random
 import signal
 import socket
@@ -22,12 +24,22 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.deed_counts import (
+    Counters,
+    count_deed,
+    count_messages,
+    count_python_calls,
+    count_threads,
+    read_counters,
+    read_threads,
+)
 from benchmarks.rows import CALLEE, Api, Operation
 from benchmarks.workloads import WORKLOADS
 
 _WARM_UP_SHARE = 0.2
 _FEWEST = 3
 _PR_SET_PDEATHSIG = 1
+COUNT_CALLS = "RPCBENCH_COUNT_PYTHON_CALLS"
 
 
 class Timed(NamedTuple):
@@ -64,6 +76,8 @@ def _obey(api: Api, order: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(draw.getrandbits(63))
     try:
         operation = WORKLOADS[order["workload"]].prepare(api, draw)
+        if "deeds" in order:
+            return _count(api, operation, order["count"], order["deeds"])
         return batch(operation, order["budget"], lambda: _cpu_of_both(api))._asdict()
     except Exception:  # noqa: BLE001 - whatever failed here is told to the one who asked
         return {"error": traceback.format_exc()}
@@ -72,6 +86,21 @@ def _obey(api: Api, order: dict[str, Any]) -> dict[str, Any]:
 def _cpu_of_both(api: Api) -> float:
     there: float = api.rpc.rpc_sync(CALLEE, time.process_time)
     return there + time.process_time()
+
+
+def _count(api: Api, operation: Operation, counted: str, deeds: int) -> dict[str, Any]:
+    """Return the cost of a deed. `counted`: "processes", "threads" or "messages"."""
+    if counted == "messages":
+        return count_messages(operation, deeds)._asdict()
+    if counted == "threads":
+        both = count_threads(operation, lambda: [read_threads(), api.rpc.rpc_sync(CALLEE, read_threads)], deeds)
+        return {"threads": both}
+    return count_deed(operation, lambda: _counters_of_both(api), deeds)._asdict()
+
+
+def _counters_of_both(api: Api) -> list[Counters]:
+    there: Counters = api.rpc.rpc_sync(CALLEE, read_counters)
+    return [read_counters(), there]
 
 
 def _drive(api: Api, orders: socket.socket) -> None:
@@ -95,6 +124,8 @@ def main(name: str, rank: str, url: str, descriptor: str = "") -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     warnings.filterwarnings("ignore", module=r"torch\.distributed")  # torch warns of its own use of itself
     torch.set_num_threads(1)
+    if os.environ.get(COUNT_CALLS):
+        count_python_calls()
     api = _join(name, int(rank), url)
     if descriptor:
         _drive(api, socket.socket(fileno=int(descriptor)))

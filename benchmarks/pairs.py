@@ -134,9 +134,17 @@ class Pair:
 
     def ask(self, workload: str, seed: str, budget: float) -> Batch:
         """One batch of about `budget` seconds."""
-        order = {"workload": workload, "seed": seed, "budget": budget}
-        reply = self._exchange(json.dumps(order) + "\n")
+        reply = self.send_order({"workload": workload, "seed": seed, "budget": budget})
         return Batch(reply["seconds"], reply["cpu"])
+
+    def send_order(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the driver do as ordered, and return its reply. BenchError where it cannot."""
+        return self._exchange(json.dumps(order) + "\n")
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the driver and of the worker."""
+        return [process.pid for process in self._processes]
 
     def _exchange(self, order: str) -> dict[str, Any]:
         try:
@@ -181,15 +189,15 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pairs(sides: Sequence[Side]) -> Iterator[list[Pair]]:
-    """One pair for each side, met and frozen."""
+def pairs(sides: Sequence[Side], more_env: Mapping[str, str] = MappingProxyType({})) -> Iterator[list[Pair]]:
+    """One pair for each side, met and frozen; `more_env` is added to the environment of all."""
     with tempfile.TemporaryDirectory(prefix="rpcbench-bench-") as directory, contextlib.ExitStack() as stack:
         run_dir.make_secret(Path(directory, "secret"))
         started = []
         for number, side in enumerate(sides):
             url = f"tcp://{side.hosts[0].address}:{_PORT + number}" if side.hosts else f"file://{directory}/{side.name}"
-            env = {run_dir.SECRET_VARIABLE: f"{directory}/secret"} if side.hosts else {}
-            started.append(Pair(side, url, env))
+            secret = {run_dir.SECRET_VARIABLE: f"{directory}/secret"} if side.hosts else {}
+            started.append(Pair(side, url, {**secret, **more_env}))
             stack.callback(started[-1].close)
         for pair in started:
             pair.ready()

@@ -300,6 +300,23 @@ class _TwoStages:
         self.api.autograd.backward(context, [loss])
 
 
+def forward_pass(width: int, batch: int, is_recorded: bool) -> Prepare:
+    """One stage sends its activations to the other one and gets the outputs; recorded in a context, or not."""
+
+    def prepare(api: Api, draw: random.Random) -> Operation:
+        far_seed = draw.getrandbits(32)
+        far, twin = api.rpc.remote(CALLEE, make_stage, args=(width, far_seed)), make_stage(width, far_seed)
+        inputs = torch.rand(batch, width, requires_grad=is_recorded)
+
+        def run() -> Tensor:
+            with api.autograd.context() if is_recorded else torch.no_grad():
+                return api.rpc.rpc_sync(CALLEE, forward, args=(far, inputs))  # type: ignore[no-any-return]
+
+        return Operation(run, lambda outputs: torch.allclose(outputs, twin(inputs)))
+
+    return prepare
+
+
 def backward(width: int, batch: int) -> Prepare:
     def prepare(api: Api, draw: random.Random) -> Operation:
         stages = _TwoStages(api, draw, width, batch)
@@ -390,6 +407,8 @@ WORKLOADS: dict[str, Workload] = {
     "echo 16 MB": Workload(echo(16 * MB), Row(Goal(1.5))),
     "echo 128 MB": Workload(echo(128 * MB), Row(Goal(4))),
     "send 16 MB, int back": Workload(send(16 * MB), Row(Goal(1.3))),
+    "forward, d=16": Workload(forward_pass(16, 4, is_recorded=False), Row(Goal()), needs=TRAINING),
+    "context + forward, d=16": Workload(forward_pass(16, 4, is_recorded=True), Row(Goal()), needs=TRAINING),
     "context + backward, d=16": Workload(backward(16, 4), Row(Goal(1.15)), needs=TRAINING),
     "context + backward, d=128": Workload(backward(128, 32), Row(Goal(1.1)), needs=TRAINING),
     "context + backward, d=512": Workload(backward(512, 64), Row(Goal(1.05)), needs=TRAINING),

@@ -47,6 +47,7 @@ def pages() -> dict[str, str]:
             texts[_file(page)] = _page(page, described)
     texts["notebook.md"] = _magics()
     texts["workers-panel.md"] = _columns()
+    texts["panel-json.md"] = _panel_fields()
     texts[torch_names.FILE] = torch_names.page(API / torch_names.FILE)
     texts["README.md"] = _index(dict(reversed(texts.items())))
     return texts
@@ -170,6 +171,71 @@ def _columns() -> str:
             "",
         ]
     )
+
+
+def _panel_fields() -> str:
+    schema = importlib.import_module("rpcbench.telemetry.panel_json")
+    kinds = {**importlib.import_module("rpcbench.panels").ALL_PANELS}
+    kinds["step"] = importlib.import_module("rpcbench.panels.step").StepPanel
+    parts = [_PANEL_HEAD.format(format=schema.FORMAT, version=schema.VERSION)]
+    for name, sections in schema.PANEL_SHAPES.items():
+        parts.append(f"## {name}\n\n{textwrap.fill(' '.join(_view_words(kinds[name].look).split()), WIDTH)}")
+        rows = [f"| `{key}` | {_field_list(schema, shape)} |" for key, shape in sections.items()]
+        parts.append("\n".join([*_SECTIONS, *rows]))
+    return "\n\n".join([*parts, *_state_fields(schema)]) + "\n"
+
+
+def _state_fields(schema: ModuleType) -> Iterator[str]:
+    state = importlib.import_module("rpcbench.telemetry.cluster_state")
+    yield _STATE_HEAD.format(format=state.STATE_FORMAT, version=state.STATE_VERSION)
+    for function in (state.read_state, state.read_job_state, state.describe_process):
+        yield textwrap.fill(" ".join(_doc(function).split()), WIDTH)
+    rows = [f"| `{key}` | {_field_list(schema, shape)} |" for key, shape in state.STATE_SHAPES.items()]
+    yield "\n".join([*_SECTIONS, *rows])
+
+
+def _view_words(look: FunctionType) -> str:
+    """The docstring of a view, with the values of the constants that it names."""
+
+    def tell(found: re.Match[str]) -> str:
+        value = look.__globals__[found[1]]
+        if isinstance(value, int):
+            return f"{value:,}"
+        keys = [value] if isinstance(value, str) else [getattr(each, "key", each) for each in value]
+        return ", ".join(f"`{key}`" for key in keys)
+
+    return re.sub(r"`([A-Z_]{2,})`", tell, _doc(look))
+
+
+def _field_list(schema: ModuleType, shape: dict[str, Any]) -> str:
+    """The fields by their types, so that each type is named once."""
+    by_type: dict[str, list[str]] = {}
+    for field, words in schema.describe_fields(shape):
+        by_type.setdefault(words, []).append(f"`{field}`")
+    return "; ".join(f"{words}: {', '.join(fields)}" for words, fields in by_type.items())
+
+
+_SECTIONS = ["| section | fields of a row |", "|---|---|"]
+_STATE_HEAD = """## rpcbench state
+
+`rpcbench state --json` prints one object: `format`, "{format}"; `version`, {version}; `at` and `epoch` as above, so
+a collective began `begin` seconds after `epoch`; `cluster`; and `sections`."""
+_PANEL_HEAD = """# Panels and states as JSON
+
+`rpcbench.panel(NAME).json()` returns this as a dict, as does `rpcbench.replay(FILE).json()`.
+
+| field | value |
+|---|---|
+| `format` | "{format}" |
+| `version` | {version}; it changes where a field goes or means something else, and not with a new field |
+| `panel` | the name of the panel |
+| `phase` | "live", "stopped", "record" or "simulated" |
+| `at` | the moment that it shows, in seconds since 1970; null of a record or a simulated world |
+| `epoch` | times in rows count from here, in seconds since 1970, unless the text below says more; null: unknown |
+| `sections` | by name of a section: its rows, by key |
+
+Members are named by their ids: `workers` has the name of each, and 0 is the notebook. Bytes are integers, times and
+durations are numbers of seconds, and shares are numbers from 0 to 1."""
 
 
 def _index(texts: dict[str, str]) -> str:

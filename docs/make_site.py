@@ -32,18 +32,20 @@ from rpcbench import __version__
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
+    "README.md", "AGENTS.md", "ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
     "docs/**/*.md", "notebooks/*.md", "benchmarks/RESULTS.md",
 ]  # fmt: skip
 CONTENTS = {
     "Course": ["notebooks/README", "notebooks/glossary", "docs/teachers"],
     "Use": [
         "docs/magics", "docs/tasks", "docs/jupyterlab", "docs/panels", "docs/pipelines", "docs/collectives",
+        "docs/profiles",
         "docs/parallelism", "docs/compare", "docs/silent-bugs/README", "docs/types", "docs/simulation", "docs/named",
-        "docs/past-one-machine", "docs/safety", "docs/migration",
+        "docs/past-one-machine", "docs/safety", "docs/migration", "docs/from-accelerate", "docs/from-others",
+        "docs/which-rank-hangs", "docs/for-assistants",
     ],
     "Reference": ["docs/api/README", "docs/README", "benchmarks/RESULTS", "CHANGELOG"],
-    "Inside": ["ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT"],
+    "Inside": ["ARCHITECTURE", "CONTRIBUTING", "AGENTS", "SECURITY", "CODE_OF_CONDUCT"],
 }  # fmt: skip
 BELOW = {  # pages that a page lists below itself
     "docs/api/README.md": "docs/api/*.md",

@@ -1,5 +1,7 @@
 """The critical path of a measured pipeline step, the delays of its messages, and the parts of its time: for lesson 32.
 
+`flights` has the times of all messages of a trace, also of programs that are no pipelines.
+
 A row of `result.rows` is an operation: worker, stage, op (F or B), micro-batch, begin and end in seconds.
 """
 
@@ -11,6 +13,7 @@ from typing import Any
 import draw
 
 from rpcbench.pipeline import StepResult
+from rpcbench.telemetry.trace import Trace
 
 Row = dict[str, Any]
 
@@ -67,6 +70,16 @@ def delays(result: StepResult) -> dict[str, float]:
         if came is not None and (own is None or own["end"] < came["end"]):
             link = f"{result.names[came['worker']]} → {result.names[row['worker']]}"
             found.setdefault(link, []).append(1e3 * (row["begin"] - came["end"]))
+    return {link: statistics.median(found[link]) for link in sorted(found)}
+
+
+def flights(seen: Trace) -> dict[str, float]:
+    """For each link the median time, in ms, that a message of the trace was under way."""
+    view, found = seen.view, dict[str, list[float]]()
+    for row in view["messages"].values():
+        if row["sent"] is not None and row["received"] is not None:
+            sender, receiver = (view["workers"][str(row[end])]["name"] for end in ("from", "to"))
+            found.setdefault(f"{sender} → {receiver}", []).append(1e3 * (row["received"] - row["sent"]))
     return {link: statistics.median(found[link]) for link in sorted(found)}
 
 

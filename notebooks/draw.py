@@ -215,7 +215,8 @@ def matrices(parts: Sequence[Matrix | str], ranks: int = 2, title: str = "", sid
     width = sum(side * part.columns + 14 if isinstance(part, Matrix) else 22 + LETTER * len(part) for part in parts)
     picture = Picture(max(width + 30, 420), title, words)
     _text(picture, 12, 20, title, "strong")
-    middle, x = TOP + high / 2, 12.0
+    top_of_parts = TOP + 12  # there is a name above each matrix
+    middle, x = top_of_parts + high / 2, 12.0
     for part in parts:
         if isinstance(part, str):
             picture.draw_text(x + 8 + LETTER * len(part) / 2, middle + 5, part, "middle")
@@ -234,12 +235,12 @@ def matrices(parts: Sequence[Matrix | str], ranks: int = 2, title: str = "", sid
                 left, top = x + 7 * rank, y + 7 * (rank - (ranks - 1) / 2)
                 across = wide - 7 * (ranks - 1)
             picture.draw_rect(left, top, across - 2, down - 2, f"f-{colour}")
-        picture.draw_text(x + wide / 2, middle + 5, part.name, "middle on-blue")
-        picture.draw_text(x + wide / 2, TOP + high + 18, f"{part.rows} by {part.columns}", "note middle")
+        picture.draw_text(x + wide / 2, y - 9, part.name, "middle strong")
+        picture.draw_text(x + wide / 2, top_of_parts + high + 18, f"{part.rows} by {part.columns}", "note middle")
         x += wide + 14
     shown = [(f"rank {rank}", COLOURS[rank]) for rank in range(ranks)]
     shown += [("whole on each rank", "dim")] if any(not part.cut for part in known) else []
-    _legend(picture, shown, 12, TOP + high + 42)
+    _legend(picture, shown, 12, top_of_parts + high + 42)
     return Drawing(picture.svg(), words)
 
 

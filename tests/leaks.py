@@ -61,6 +61,8 @@ def nothing_left(
     may, too. With warm=False no fork server is started for the test.
     """
     fork_server = _warm_fork_server() if warm else _warm()
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("quickjs")  # a thread of its own begins with its import and stays
     with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as runtime, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", runtime)
         threads, held, shared = set(threading.enumerate()), _held(), _shared_memory()

@@ -76,6 +76,11 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch._C._distributed_c10d.ProcessGroup._get_sequence_number_for_group torch._C._distributed_c10d.Work.unbox
         torch._C._distributed_c10d._dump_fr_trace_json torch.library.Library._destroy
         torch.ops.c10d._allgather_base_ torch.ops.c10d._reduce_scatter_base_ torch.nn.Module._wrapped_call_impl""",
+    "recorded schedules of torch": """
+        torch.distributed.pipelining.schedules._PipelineSchedule._has_backward
+        torch.distributed.pipelining.schedules._PipelineSchedule._n_microbatches
+        torch.distributed.pipelining.schedules.PipelineScheduleSingle._stage
+        torch.distributed.pipelining.stage._PipelineStageBase""",
     "compared pipelines": "torch.distributed.pipelining.stage.PipelineStage._compute_outputs.__code__",
     "shards of models, watched": """
         torch.distributed.tensor._utils.compute_local_shape_and_global_offset
@@ -102,7 +107,7 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
         torch.autograd.Variable._execution_engine.queue_callback
         torch.distributed.device_mesh.DeviceMesh._concatenate torch._C._get_dispatch_mode
         torch._C._TorchDispatchModeKey.FAKE torch._C._distributed_c10d.FakeWork.unbox
-        torch._C._distributed_c10d.Reducer._rebuild_buckets
+        torch._C._distributed_c10d.Reducer._rebuild_buckets torch._scaled_mm
         torch.distributed.pipelining.schedules._PipelineSchedule._warmup_p2p
         torch.distributed.pipelining.stage._PipelineStageBase.forward_one_chunk
         torch.distributed.pipelining.stage._PipelineStageBase.backward_one_chunk
@@ -126,15 +131,16 @@ USES = {  # what fails without them → the names; of an attribute of a value, w
     "workers that start at once": "torch._dynamo torch._inductor.config",
 }
 OTHERS = {  # private names that are not torch's → whose they are
+    "accelerate": "_reset_state",
     "Python": """
-        _abc_impl _actions _asdict _current_frames _exit _field_defaults _fields _getframe _lru_cache_wrapper _replace
+        _abc_impl _actions _asdict _current_frames _exit _field_defaults _fields _getframe _lru_cache_wrapper
         _run_exitfuncs _subparsers
         _value2member_map_""",
     "IPython": "_filename_map _jupyter_types_experimental _render_traceback_ _sd _validate_data",
     "ipykernel and ipywidgets": "_control_lock _handle_event _main_asyncio_lock _msg_callback _publish_status "
     "_reply_subshell_for",
     "Ray": "_group_",
-    "rpcbench, as texts": "_empty _rpcbench_shards _spmd _wrapped_async_rpc_function",
+    "rpcbench, as texts": "_rpcbench_shards _spmd _wrapped_async_rpc_function",
     "modules that rpcbench puts there": "torch._C._distributed_autograd torch._C._distributed_rpc",
 }
 

@@ -72,6 +72,17 @@ except SystemExit as end:
     assert "rpcbench" in done.stdout
 
 
+def test_the_state_is_asked_for_without_torch(tmp_path: Path) -> None:
+    script = """
+import sys
+from rpcbench.cli.main import main
+main(["state", "no-such"])
+print(*{"torch", "IPython"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("\n", 0) and done.stderr.startswith("rpcbench state: no cluster")
+
+
 def test_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--version"])

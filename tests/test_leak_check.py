@@ -34,6 +34,14 @@ def test_a_thread_is_reported(leak_check) -> None:
     thread.join()
 
 
+def test_the_thread_that_begins_with_an_import_of_quickjs_is_no_leak() -> None:
+    pytest.importorskip("quickjs", reason="needs quickjs-ng, which the extra `lab` installs")
+    tests = str(Path(__file__).parent)
+    code = f"import sys; sys.path.insert(0, {tests!r}); import leaks; leaks.mark_this_run()\n"
+    code += f"with leaks.nothing_left({GRACE}, warm=False): import quickjs"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_a_descriptor_is_reported(leak_check) -> None:
     with pytest.raises(AssertionError, match="descriptor"), leak_check(GRACE):
         left = socket.socket()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
+import importlib.util
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -54,3 +58,16 @@ def test_the_matrix_of_ci_has_the_ends_of_what_is_accepted():
     prefix = "Programming Language :: Python :: "
     assert [each.removeprefix(prefix) for each in project["classifiers"] if each.startswith(prefix)] == pythons
     assert project["requires-python"] == f">={pythons[0]}"
+
+
+def test_the_extra_for_lessons_has_all_that_the_debug_server_of_torch_imports():
+    folder = Path(importlib.util.find_spec("torch.distributed.debug").origin).parent
+    nodes = [node for path in folder.glob("*.py") for node in ast.parse(path.read_text()).body]
+    names = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    names |= {one.name for node in nodes if isinstance(node, ast.Import) for one in node.names}
+    others = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"torch"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lab = [Requirement(text).name for text in project["optional-dependencies"]["lab"]]
+    required = [*importlib.metadata.requires("jupyterlab"), *importlib.metadata.requires("jupyterlab-server")]
+    there = {*lab, *(Requirement(text).name.lower() for text in required)}
+    assert others and others <= there

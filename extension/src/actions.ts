@@ -6,7 +6,7 @@ import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 
 import { dropTarget } from './dropTarget';
 import type { KernelSessions } from './sessions';
-import { ALL, current, DASHBOARD, STRINGS, type Cluster, type ClusterAction, type Worker } from './strings';
+import { ALL, current, DASHBOARD, FIRST_SIZE, STRINGS, type Cluster, type ClusterAction, type Worker } from './strings';
 import type { PanelTabs } from './tabs';
 
 const ASK = STRINGS.ask;
@@ -19,7 +19,7 @@ export class Actions {
   }
 
   async start(size?: number): Promise<void> {
-    const wanted = size ?? (await this._askNumber(ASK.start, 2));
+    const wanted = size ?? (await this._askNumber(ASK.start, this._sessions.current?.lastSize ?? FIRST_SIZE));
     if (wanted) {
       await this._sessions.current?.perform({ do: 'start', size: wanted }, STRINGS.start.doing(wanted));
     }
@@ -72,15 +72,19 @@ export class Actions {
   /** Set where the active cell runs: a worker, `all`, or `notebook` for the notebook's own kernel. */
   async setTarget(target?: string): Promise<void> {
     const { current: session, notebook } = this._sessions;
+    if (notebook?.content.activeCell?.model.type !== 'code') {
+      return session?.notify(ASK.noCell, true);
+    }
     const names = this._cluster?.workers.map(worker => worker.name) ?? [];
     const chosen = target ?? (await choose(ASK.target, [NOTEBOOK, ...names, ALL]));
-    if (chosen && !dropTarget(notebook?.content.activeCell, chosen === NOTEBOOK ? null : chosen)) {
+    if (chosen && !dropTarget(notebook.content.activeCell, chosen === NOTEBOOK ? null : chosen)) {
       session?.notify(ASK.noCell, true);
     }
   }
 
   private async _act(cluster: Cluster, action: ClusterAction, target: string): Promise<void> {
-    await this._sessions.current?.perform({ do: 'act', of: cluster.name, action, target });
+    const asked = STRINGS.cluster.doing[action](target);
+    await this._sessions.current?.perform({ do: 'act', of: cluster.name, action, target }, asked);
   }
 
   private get _cluster(): Cluster | undefined {

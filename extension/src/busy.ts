@@ -30,11 +30,8 @@ export class Busy {
     window.clearTimeout(this._timer);
   }
 
-  /** A page that has just connected to a busy kernel hears nothing from it: the server knows. */
   private get _isNow(): boolean {
-    const session = this._context.session;
-    const status = session?.kernel?.status;
-    return status === 'busy' || (status === 'unknown' && session?.model.kernel?.execution_state === 'busy');
+    return this._context.session?.kernel?.status === 'busy';
   }
 
   private _set(value: boolean): void {

@@ -62,8 +62,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
     tracker.forEach(acceptWorkers);
     tracker.widgetAdded.connect((_, panel) => markStills(panel, sessions.forPanel(panel)));
     tracker.forEach(panel => markStills(panel, sessions.forPanel(panel)));
-    revealCells(tracker, id => app.shell.activateById(id));
-    rerunCells(tracker);
+    const ownerOf = (node: Node) => tracker.find(panel => panel.node.contains(node)) ?? tabs.ownerOf(node);
+    revealCells(tracker, ownerOf, id => app.shell.activateById(id));
+    rerunCells(tracker, ownerOf);
     if (statusBar) {
       const item = new StatusItem(sessions, () => app.shell.activateById(sidebar.id));
       const place = { align: 'left', rank: 5, isActive: () => item.isShown, activeStateChanged: sessions.changed } as const;

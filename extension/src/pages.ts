@@ -8,6 +8,7 @@ import { PageConfig } from '@jupyterlab/coreutils';
 import type { ILauncher } from '@jupyterlab/launcher';
 import type { INotebookContent } from '@jupyterlab/nbformat';
 import type { ServiceManager } from '@jupyterlab/services';
+import { UUID } from '@lumino/coreutils';
 
 import { rpcbenchIcon } from './icons';
 import { StartPage } from './startPage';
@@ -74,8 +75,8 @@ async function newNotebook({ contents, kernelspecs }: ServiceManager.IManager, f
     metadata: name ? { kernelspec: { name, display_name: specs?.kernelspecs[name]?.display_name ?? name } } : {},
     nbformat: 4,
     nbformat_minor: 5,
-    cells: FIRST_CELLS.map((source, index) => ({
-      id: `cell-${index + 1}`, cell_type: 'code', source, metadata: {}, outputs: [], execution_count: null
+    cells: FIRST_CELLS.map(source => ({
+      id: UUID.uuid4(), cell_type: 'code', source, metadata: {}, outputs: [], execution_count: null
     }))
   };
   await contents.save(path, { type: 'notebook', format: 'json', content });

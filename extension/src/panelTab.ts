@@ -1,13 +1,16 @@
-// A tab with live panels of one notebook: one panel, or several as a board.
+// A tab with live panels of one cluster of a notebook: one panel, or several as a board.
 // Guarantees: the tab closes with its notebook, and the kernel closes the panels when the tab closes. While no workers run, the
-// tab says so, offers to start some, and keeps the last picture; it asks for its panels again once workers run. The tab's title
-// begins with the panel's name, and has a mark while another notebook is in front; the tab says whose it is if others have one.
+// tab says so, offers to start some, and keeps the last picture. It is of the cluster for which it was opened, by its name: it asks
+// for its panels again once one of that name runs, and where others run it says that its own has ended. The tab's title begins
+// with the panel's name, names the cluster where there are several, and has a mark while another notebook is in front; the tab
+// names its notebook if others have one.
 // A panel of its own may be as high as its tab, and scrolls only beyond that; the board's panels are all in sight.
 
 import { MainAreaWidget } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { UUID } from '@lumino/coreutils';
+import type { Message } from '@lumino/messaging';
 import { Panel, Widget } from '@lumino/widgets';
 
 import { rpcbenchIcon } from './icons';
@@ -23,11 +26,19 @@ const BOARD = ['workers', 'pipeline', 'progress', 'autograd', 'messages'];
 const GAP = 8; // pixels below a panel, as in index.css
 const LEAST_ROOM = 260; // for a panel; a lower tab scrolls
 
+const scrollTitles = ({ currentTarget, deltaY }: WheelEvent) => (currentTarget as Element).scrollBy({ left: deltaY });
+
 export class PanelTab extends MainAreaWidget<Panel> {
-  /** `name` is a panel's, or `DASHBOARD`; `path` is the notebook's, which may be opened later. */
-  constructor(readonly name: string, path: string, sessions: KernelSessions, openNotebook: (path: string) => void) {
+  /**
+   * `name` is a panel's, or `DASHBOARD`; `path` is the notebook's, which may be opened later. `cluster` is a cluster's name; where
+   * it is empty the tab takes the current one, once there is one.
+   */
+  constructor(
+    readonly name: string, path: string, cluster: string, sessions: KernelSessions, openNotebook: (path: string) => void
+  ) {
     super({ content: new Panel() });
     this._path = path;
+    this._cluster = cluster;
     this._sessions = sessions;
     this.id = `rpcbench-panel-${UUID.uuid4()}`;
     this.addClass('rbx-tab');
@@ -74,6 +85,28 @@ export class PanelTab extends MainAreaWidget<Panel> {
     return this._notebook?.context.path ?? this._path;
   }
 
+  /** The name of the cluster; empty before there was one. */
+  get cluster(): string {
+    return this._cluster;
+  }
+
+  /** The name by which layouts know the tab: with that of the cluster where the notebook has several. */
+  get key(): string {
+    return this._isNamed ? `${this.name}/${this._cluster}` : this.name;
+  }
+
+  /** Whether others of the notebook's clusters run, and not this one. */
+  get isGone(): boolean {
+    const clusters = this.session?.state?.clusters ?? [];
+    return this._cluster !== '' && clusters.length > 0 && !clusters.some(({ name }) => name === this._cluster);
+  }
+
+  /** Show the panels of another cluster from now on. */
+  showCluster(name: string): void {
+    this._cluster = name;
+    this._refresh();
+  }
+
   /** Whether it shows a picture, be it the last one. */
   get isDrawn(): boolean {
     return this._parts.some(part => part.isDrawn);
@@ -84,6 +117,16 @@ export class PanelTab extends MainAreaWidget<Panel> {
     this._isOther = isOther;
     this._owner.hidden = !share;
     this._drawTitle();
+  }
+
+  /** Have the title in sight, where the bar of titles has no room for all of them. */
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    requestAnimationFrame(() => { // the bar draws new titles first
+      const title = document.querySelector(`.rbx-tab-title[data-id="${this.id}"]`);
+      title?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+      title?.parentElement?.addEventListener('wheel', scrollTitles, { passive: true });
+    });
   }
 
   override dispose(): void {
@@ -117,26 +160,31 @@ export class PanelTab extends MainAreaWidget<Panel> {
   private _drawTitle(): void {
     const words = STRINGS.panels;
     const file = PathExt.basename(this.path);
-    const cluster = this.session?.state?.clusters.find(({ number }) => number === this._cluster)?.name ?? '';
+    const cluster = this._number === undefined ? '' : this._cluster;
     const caption = [words.caption(this.name, this.path, cluster), ...(this._isOther ? [words.other(file)] : [])];
-    this.title.label = words.tab(this.name, PathExt.basename(file, PathExt.extname(file)));
+    this.title.label = words.tab(this.name, PathExt.basename(file, PathExt.extname(file)), this._isNamed ? this._cluster : '');
     this.title.caption = caption.join('\n');
     this.title.className = this._isOther ? 'rbx-tab-title rbx-other' : 'rbx-tab-title';
     this._owner.textContent = file;
     this._owner.title = words.owner(this.path);
   }
 
-  /** Ask for panels of the current cluster, and again once that one is gone and another one runs. */
+  /** Ask for the panels of the tab's cluster, and again once that one has ended and another one has its name. */
   private _refresh(): void {
     const { session, notebook } = this;
     const state = session?.state ?? null;
     const hasEnded = session?.phase === 'none' || session?.phase === 'absent';
-    if (hasEnded || (state && !state.clusters.some(({ number }) => number === this._cluster))) {
-      this._cluster = current(state)?.number;
+    if (state) {
+      this._cluster ||= current(state)?.name ?? '';
+    }
+    const number = state?.clusters.find(({ name }) => name === this._cluster)?.number;
+    if (hasEnded || (state && number !== this._number)) {
+      this._number = number;
       this._parts.forEach(part => part.expire());
     }
-    if (session && notebook && this._cluster !== undefined && state) {
-      this._parts.forEach(part => part.ask(session, notebook));
+    this._isNamed ||= (state?.clusters.length ?? 0) > 1 || this.isGone;
+    if (session && notebook && number !== undefined) {
+      this._parts.forEach(part => part.ask(session, notebook, this._cluster));
     }
     this._drawTitle();
     this._note.update();
@@ -149,7 +197,9 @@ export class PanelTab extends MainAreaWidget<Panel> {
   private readonly _parts: Part[];
   private readonly _sizes = new ResizeObserver(() => this._measure());
   private _notebook: NotebookPanel | null = null;
-  private _cluster: number | undefined; // the number of the one that the panels are of
+  private _cluster: string;
+  private _number: number | undefined; // of the cluster that has the name now; another one has another number
+  private _isNamed = false; // the notebook has had several clusters
   private _isRestored = false;
   private _isOther = false;
 }

@@ -31,8 +31,8 @@ export class Part extends Panel {
     return this._output !== null;
   }
 
-  /** Ask the kernel for the panel, unless it has been asked since the last `expire`. */
-  ask(session: KernelSession, notebook: NotebookPanel): void {
+  /** Ask the kernel for the panel of a cluster, unless it has been asked since the last `expire`. */
+  ask(session: KernelSession, notebook: NotebookPanel, cluster: string): void {
     if (!this._isExpired || !session.kernel) {
       return;
     }
@@ -44,7 +44,7 @@ export class Part extends Panel {
       onEnd: data => this._onEnd(data)
     });
     this._showLoading(!this._output);
-    void this._comm.open({ do: 'panel', name: this._name });
+    void this._comm.open({ do: 'panel', name: this._name, of: cluster });
   }
 
   /** Ask again at the next opportunity; until then the picture stays. */

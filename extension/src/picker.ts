@@ -1,6 +1,6 @@
 // The target picker in the toolbar of the active cell: notebook, a worker, or all.
 // Guarantees: the picker shows the target that the cell's first line names, also if the user typed it, and a choice edits
-// only that line. It is hidden in notebooks that do not use rpcbench.
+// only that line. It is hidden in notebooks that do not use rpcbench, and in cells that are no code.
 
 import type { Cell } from '@jupyterlab/cells';
 import { caretDownEmptyIcon } from '@jupyterlab/ui-components';
@@ -62,7 +62,7 @@ export class TargetPicker extends Widget {
       this._select.replaceChildren(...options.map(([value, label]) => new Option(label, value)));
     }
     this._select.value = target ?? NOTEBOOK;
-    this.setHidden(target === null && this._session?.phase !== 'loaded');
+    this.setHidden(this._cell.model.type !== 'code' || (target === null && this._session?.phase !== 'loaded'));
   }
 
   /** Return the targets with their labels. */

@@ -64,7 +64,7 @@ export class RememberedPanels {
     const layouts = await this._read();
     const before = JSON.stringify(layouts);
     for (const [notebook, key] of this._keys) {
-      const layout = prune<Widget>(main, widget => (widget === notebook ? NOTEBOOK : this._tabs.nameOf(widget, notebook)));
+      const layout = prune<Widget>(main, widget => (widget === notebook ? NOTEBOOK : this._tabs.keyOf(widget, notebook)));
       const names = layout ? namesIn(layout) : [];
       if (names.includes(NOTEBOOK)) {
         const now = keyOf(notebook);

@@ -1,10 +1,11 @@
 // Runs a cell of a notebook again, after a click in the progress panel of any notebook or tab.
-// Guarantees: only a cell that is still there, and still has the code that ran, is run. An event that only asks runs nothing.
+// Guarantees: only a cell that is still there, in the panel's own notebook, and still has the code that ran, is run. An event
+// that only asks runs nothing.
 
 import { NotebookActions, type INotebookTracker } from '@jupyterlab/notebook';
 
 import { hasCode } from './cellCode';
-import { findCell } from './revealCell';
+import { findCell, type FindOwner } from './revealCell';
 
 /** The event that panels send. A listener that runs the cell, or can, calls `preventDefault()`. */
 export const RERUN_CELL_EVENT = 'rpcbench:rerun';
@@ -18,11 +19,12 @@ interface Request {
 }
 
 /** Listen for the event on the whole page. */
-export function rerunCells(tracker: INotebookTracker): void {
+export function rerunCells(tracker: INotebookTracker, ownerOf: FindOwner): void {
   document.addEventListener(RERUN_CELL_EVENT, event => {
     const { cell: id, code, isQuestion } = (event as CustomEvent<Request>).detail ?? {};
-    const found = findCell(tracker, id);
-    if (!found || !code || !hasCode(found.cell.model.sharedModel.source, code)) {
+    const owner = ownerOf(event.target as Node);
+    const found = findCell(tracker, owner, id);
+    if (!found || found.panel !== owner || !code || !hasCode(found.cell.model.sharedModel.source, code)) {
       return;
     }
     event.preventDefault();

@@ -1,6 +1,5 @@
 // The connection to the rpcbench of one notebook's kernel: whether rpcbench is loaded there, and the state of its clusters.
 // Guarantees
-// - The question whether rpcbench is loaded is silent: nothing appears in the notebook, its history or its prompt numbers.
 // - `changed` is emitted after each change of `phase`, `state`, `doing` and `notice`.
 // - Nothing stale is shown: without a connection there is no state. A notice goes when a cluster comes or goes later, with the
 //   next action, and with the kernel; one that is no error goes after a while, too.
@@ -13,20 +12,20 @@ import { Signal } from '@lumino/signaling';
 
 import { Busy } from './busy';
 import { KernelComm, sendRequest } from './comm';
-import { PROTOCOL_VERSION, STRINGS, type KernelRequest, type Reply, type State } from './strings';
+import { Lateness } from './lateness';
+import { askWhetherLoaded, loadExtension, onLoaded } from './loaded';
+import { current, FIRST_SIZE, PROTOCOL_VERSION, STRINGS, type KernelRequest, type Reply, type State } from './strings';
 
-const LOAD = '%load_ext rpcbench';
-const LOADED = "'rpcbench' in get_ipython().extension_manager.loaded";
 // The kernel drops a page that has not renewed its lease for 150 seconds (`SidebarWatchers`).
-const RENEWAL_MILLISECONDS = 30_000;
+const RENEWAL_MILLISECONDS = 10_000;
 const NOTICE_MILLISECONDS = 12_000;
 // The result of an action and the change that it makes arrive within this time, in either order.
 const SAME_MILLISECONDS = 2_000;
 
 /**
- * none: there is no kernel, or it does not run Python. unknown: the page has asked the kernel, which replies when the running
- * cell has ended. unconnected: the connection to the kernel is lost. absent: rpcbench is not loaded. loading: the kernel loads
- * it. loaded: the page watches its clusters.
+ * none: there is no kernel, or it does not run Python. unknown: the page looks for the kernel, as after a reload, or has asked
+ * it, and it replies when the running cell has ended. unconnected: the connection to the kernel is lost. absent: rpcbench is
+ * not loaded. loading: the kernel loads it. loaded: the page watches its clusters.
  */
 export type Phase = 'none' | 'unknown' | 'unconnected' | 'absent' | 'loading' | 'loaded';
 
@@ -43,11 +42,15 @@ export class KernelSession implements IDisposable {
     context.kernelChanged.connect(this._onKernelChanged, this);
     context.statusChanged.connect(this._onStatus, this);
     context.connectionStatusChanged.connect(this._onConnection, this);
+    onLoaded(context, () => ['unknown', 'absent'].includes(this._phase) && void this._watch());
     this._renewalTimer = window.setInterval(() => void this._renew(), RENEWAL_MILLISECONDS);
     this._onKernelChanged();
+    void context.ready.then(() => this.kernel || this._onKernelChanged());
   }
 
   readonly changed = new Signal<this, void>(this);
+  /** How old the state may be. */
+  readonly lateness = new Lateness(() => this.changed.emit());
 
   get phase(): Phase {
     return this._phase;
@@ -63,9 +66,9 @@ export class KernelSession implements IDisposable {
     return this._busy.isLong;
   }
 
-  /** Why nothing is known yet of the kernel's workers. */
-  get wait(): string {
-    return this.runsCell ? STRINGS.cellRuns : STRINGS.waitsForKernel;
+  /** How many workers the last cluster had: as many are proposed when none run. */
+  get lastSize(): number {
+    return this._lastSize;
   }
 
   /** The running actions: those that the kernel reports, and before its first report the one that this page asks for. */
@@ -92,6 +95,7 @@ export class KernelSession implements IDisposable {
     window.clearInterval(this._renewalTimer);
     window.clearTimeout(this._noticeTimer);
     this._busy.dispose();
+    this.lateness.reset();
     this._closeWatch();
     Signal.clearData(this);
   }
@@ -142,9 +146,14 @@ export class KernelSession implements IDisposable {
   }
 
   private _onKernelChanged(): void {
-    this._forget(this.kernel ? 'unknown' : 'none');
+    this._forget(this._withoutReply);
     this._busy.follow();
     void this._detect();
+  }
+
+  /** The phase before the kernel has replied. JupyterLab first looks for the notebook's kernel, or starts one. */
+  private get _withoutReply(): Phase {
+    return this.kernel || ['initializing', 'starting'].includes(this._context.kernelDisplayStatus) ? 'unknown' : 'none';
   }
 
   private _onConnection(_: ISessionContext, status: Kernel.ConnectionStatus): void {
@@ -168,37 +177,31 @@ export class KernelSession implements IDisposable {
 
   private async _detect(): Promise<void> {
     this._isDetecting = true;
-    await this._askWhetherLoaded().finally(() => (this._isDetecting = false));
+    await this._watchIfLoaded().finally(() => (this._isDetecting = false));
   }
 
-  /** Ask the kernel silently, and begin to watch if rpcbench is loaded. A busy kernel replies after its cell. */
-  private async _askWhetherLoaded(): Promise<void> {
+  private async _watchIfLoaded(): Promise<void> {
     const { kernel } = this;
     const generation = this._generation;
     if (!kernel || (await kernel.info).language_info.name !== 'python') {
-      return this._setPhase('none', generation);
+      return this._setPhase(kernel ? 'none' : this._withoutReply, generation);
     }
-    const question = { code: '', silent: true, store_history: false, user_expressions: { here: LOADED } };
-    const reply = await kernel.requestExecute(question).done.catch(() => null);
-    if (!reply || generation !== this._generation || this._phase === 'loaded') {
-      return;
+    const isLoaded = await askWhetherLoaded(kernel);
+    if (isLoaded !== null && generation === this._generation && this._phase !== 'loaded') {
+      await (isLoaded ? this._watch() : this._setPhase('absent', generation));
     }
-    const content = reply.content;
-    const isLoaded = content.status === 'ok' && JSON.stringify(content.user_expressions).includes('"True"');
-    await (isLoaded ? this._watch() : this._setPhase('absent', generation));
   }
 
-  /** Run `%load_ext rpcbench` in the kernel, and begin to watch. Return whether that succeeded. */
+  /** Load rpcbench in the kernel, and begin to watch. Return whether that succeeded. */
   private async _load(): Promise<boolean> {
     const { kernel } = this;
     const generation = this._generation;
     this._setPhase('loading');
-    const reply = await kernel?.requestExecute({ code: LOAD, silent: true, store_history: false }).done;
-    if (generation !== this._generation || !reply) {
+    const why = kernel ? await loadExtension(kernel) : null;
+    if (generation !== this._generation || why === null) {
       return false;
     }
-    if (reply.content.status !== 'ok') {
-      const why = reply.content.status === 'error' ? reply.content.evalue : STRINGS.interrupted;
+    if (why) {
       this._setPhase('absent');
       this.notify(STRINGS.loadFailed(why), true);
       return false;
@@ -233,6 +236,7 @@ export class KernelSession implements IDisposable {
       const numbers = (one: State | null) => one?.clusters.map(({ number }) => number).join(' ');
       const hasChanged = this._state !== null && numbers(state) !== numbers(this._state);
       this._state = state;
+      this._lastSize = current(state)?.workers.length || this._lastSize;
       if (hasChanged && Date.now() - this._noticedAt > SAME_MILLISECONDS) {
         this._notice = null;
       }
@@ -246,7 +250,8 @@ export class KernelSession implements IDisposable {
   private async _renew(): Promise<void> {
     const { kernel, _comm: comm } = this;
     if (kernel && comm) {
-      const reply: Reply = await sendRequest(kernel, { do: 'stay', watch: comm.id });
+      const send = () => sendRequest(kernel, { do: 'stay', watch: comm.id });
+      const reply: Reply = await (kernel.supportsSubshells ? this.lateness.measure(send) : send()); // else it waits for a cell
       if (reply.there === false && comm === this._comm) {
         await this._watch();
       }
@@ -264,6 +269,7 @@ export class KernelSession implements IDisposable {
   /** Forget all that the kernel has said. */
   private _forget(phase: Phase): void {
     this._closeWatch();
+    this.lateness.reset();
     this._notice = null;
     this._asked = '';
     this._setPhase(phase);
@@ -281,10 +287,11 @@ export class KernelSession implements IDisposable {
   private readonly _renewalTimer: number;
   private _noticeTimer = 0;
   private _noticedAt = 0;
-  private _phase: Phase = 'none';
+  private _phase: Phase = 'unknown';
   private _state: State | null = null;
   private _notice: Notice | null = null;
   private _asked = '';
+  private _lastSize = FIRST_SIZE;
   private _comm: KernelComm | null = null;
   private _generation = 0;
   private _isDetecting = false;

@@ -12,7 +12,7 @@ import { Progress } from './progress';
 import type { KernelSession } from './session';
 import type { KernelSessions } from './sessions';
 import { StartForm } from './start';
-import { DASHBOARD, STRINGS } from './strings';
+import { current, DASHBOARD, STRINGS } from './strings';
 
 export class Sidebar extends ReactWidget {
   constructor(sessions: KernelSessions, actions: Actions) {
@@ -48,27 +48,35 @@ export class Sidebar extends ReactWidget {
       case 'none':
         return <p className="rbx-hint">{STRINGS.noKernel}</p>;
       case 'unknown':
-        return <p className="rbx-hint">{session.wait}</p>;
+        return <p className="rbx-hint">{STRINGS.waitsForKernel}</p>;
       case 'unconnected':
         return <p className="rbx-hint">{STRINGS.noConnection}</p>;
       case 'loading':
         return <p className="rbx-hint">{STRINGS.loading}</p>;
       case 'absent':
-        return <StartForm loads={true} disabled={session.runsCell} waits={session.runsCell} actions={this._actions} />;
+        return this._startForm(session, session.runsCell);
       case 'loaded':
         return this._clusters(session);
     }
   }
 
+  /** The form begins anew with the number of workers of another cluster. */
+  private _startForm({ phase, lastSize, runsCell }: KernelSession, disabled: boolean): React.JSX.Element {
+    const loads = phase === 'absent';
+    const about = { loads, first: lastSize, waits: loads && runsCell, disabled, actions: this._actions };
+    return <StartForm key={lastSize} {...about} />;
+  }
+
   private _clusters(session: KernelSession): React.JSX.Element {
     const { state } = session;
     if (!state) {
-      return <p className="rbx-hint">{session.wait}</p>;
+      return <p className="rbx-hint">{STRINGS.waitsForKernel}</p>;
     }
     const busy = session.doing.length > 0;
     const several = state.clusters.length > 1;
     return (
       <>
+        {session.lateness.seconds > 0 && <p className="rbx-hint">{STRINGS.late(session.lateness.seconds)}</p>}
         {state.modes.length > 0 && (
           <section className="rbx-modes" aria-label={STRINGS.modes.title}>
             <ModeChips session={session} />
@@ -77,8 +85,10 @@ export class Sidebar extends ReactWidget {
         {state.clusters.map(one => (
           <ClusterCard key={one.name} cluster={one} several={several} disabled={busy} actions={this._actions} />
         ))}
-        {state.clusters.length === 0 && <StartForm loads={false} disabled={busy} waits={false} actions={this._actions} />}
-        {state.clusters.length > 0 && state.panels.length > 0 && <Panels names={state.panels} actions={this._actions} />}
+        {state.clusters.length === 0 && this._startForm(session, busy)}
+        {state.clusters.length > 0 && state.panels.length > 0 && (
+          <Panels names={state.panels} of={several ? current(state)?.name : undefined} actions={this._actions} />
+        )}
       </>
     );
   }
@@ -87,16 +97,18 @@ export class Sidebar extends ReactWidget {
   private readonly _actions: Actions;
 }
 
-function Panels({ names, actions }: { names: string[]; actions: Actions }): React.JSX.Element {
+/** The buttons that open panels. `of` names the cluster where there are several. */
+function Panels({ names, of, actions }: { names: string[]; of: string | undefined; actions: Actions }): React.JSX.Element {
   const words = STRINGS.panels;
+  const title = of === undefined ? words.title : words.titleOf(of);
   const button = (name: string, label: string, title: string, first = '') => (
     <button key={name} className={`rbx-button ${first}`} onClick={() => void actions.openPanel(name)} title={title}>
       {label}
     </button>
   );
   return (
-    <section className="rbx-panels" aria-label={words.title}>
-      <h3>{words.title}</h3>
+    <section className="rbx-panels" aria-label={title}>
+      <h3>{title}</h3>
       <div>
         {button(DASHBOARD, words.dashboard, words.dashboardTip, 'rbx-first')}
         {names.map(name => button(name, name, words.tip(name)))}

@@ -9,14 +9,16 @@ import { STRINGS } from './strings';
 export interface StartProps {
   /** Whether the kernel must load rpcbench first. */
   loads: boolean;
+  /** The number that is proposed. */
+  first: number;
   /** Whether a cell runs, which may start some. */
   waits: boolean;
   disabled: boolean;
   actions: Actions;
 }
 
-export function StartForm({ loads, waits, disabled, actions }: StartProps): React.JSX.Element {
-  const [size, setSize] = useState(2);
+export function StartForm({ loads, first, waits, disabled, actions }: StartProps): React.JSX.Element {
+  const [size, setSize] = useState(first);
   const isValid = Number.isInteger(size) && size >= 1;
   const start = (event: React.FormEvent) => {
     event.preventDefault();
@@ -34,14 +36,19 @@ export function StartForm({ loads, waits, disabled, actions }: StartProps): Reac
           onChange={event => setSize(event.target.valueAsNumber)}
         />
       </label>
-      <button type="submit" className="rbx-button rbx-first" disabled={disabled || !isValid}>
+      <button
+        type="submit"
+        className="rbx-button rbx-first"
+        disabled={disabled || !isValid}
+        title={waits ? STRINGS.start.busy : undefined}
+      >
         {STRINGS.start.button(isValid ? size : undefined)}
       </button>
       <p className="rbx-hint">
         {waits ? (
           STRINGS.start.cellRuns
         ) : (
-          <Coded text={`${loads ? `${STRINGS.start.loads} ` : ''}${STRINGS.start.same(isValid ? size : 2)}`} />
+          <Coded text={`${loads ? `${STRINGS.start.loads} ` : ''}${STRINGS.start.same(isValid ? size : first)}`} />
         )}
       </p>
     </form>

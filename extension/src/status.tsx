@@ -1,5 +1,6 @@
 // The item in the status bar: the number of workers of the current notebook, how many are lost, and a chip for each mode that
 // is on. A click on the text shows the sidebar. JupyterLab shows the item only while rpcbench is loaded in the kernel.
+// Guarantee: no number is shown before the kernel has said it.
 
 import { ReactWidget } from '@jupyterlab/ui-components';
 import React from 'react';
@@ -39,9 +40,14 @@ export class StatusItem extends ReactWidget {
 
   private _text(): string {
     const session = this._sessions.current;
-    const workers = session?.state?.clusters.flatMap(cluster => cluster.workers) ?? [];
+    if (!session?.state) {
+      return STRINGS.status.waits;
+    }
+    const workers = session.state.clusters.flatMap(cluster => cluster.workers);
     const lost = workers.filter(worker => worker.state === 'lost').length;
-    return session?.doing[0] ?? STRINGS.status.text(workers.length, lost);
+    const { seconds } = session.lateness;
+    const late = seconds ? STRINGS.status.late(seconds) : '';
+    return session.doing[0] ?? STRINGS.status.text(workers.length, lost) + late;
   }
 
   private readonly _sessions: KernelSessions;

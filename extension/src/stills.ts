@@ -6,13 +6,13 @@ import { Widget } from '@lumino/widgets';
 
 import { Part } from './part';
 import type { KernelSession } from './session';
-import { STRINGS } from './strings';
+import { clockTime, current, STRINGS } from './strings';
 
 const STILL = '.rb-still[data-at]';
 const OUTPUT = '.jp-OutputArea-child';
 // Panels that need only their name.
 const FOLLOWING = new Set([
-  'workers', 'progress', 'resources', 'traffic', 'logs', 'rrefs', 'autograd', 'pipeline', 'messages'
+  'workers', 'progress', 'metrics', 'resources', 'traffic', 'logs', 'rrefs', 'autograd', 'pipeline', 'messages'
 ]);
 
 /** Mark the pictures of a notebook whenever its session, or one of its outputs, changes. */
@@ -38,19 +38,24 @@ export function markStills(panel: NotebookPanel, session: KernelSession): void {
 
 function markStill(still: HTMLElement, panel: NotebookPanel, session: KernelSession): void {
   const line = still.querySelector<HTMLElement>('.rbx-still') ?? makeLine(still, panel, session);
-  const isRunning = Boolean(session.state?.clusters.length) && FOLLOWING.has(still.dataset['panel'] ?? '');
+  const isRunning = clusterOf(still, session) !== undefined && FOLLOWING.has(still.dataset['panel'] ?? '');
   line.querySelector('button')?.toggleAttribute('hidden', !isRunning);
 }
 
+/** Return the name of the picture's cluster if that runs: of the current one if the picture names none. */
+function clusterOf(still: HTMLElement, session: KernelSession): string | undefined {
+  const name = still.dataset['cluster'];
+  return name ? session.state?.clusters.find(one => one.name === name)?.name : current(session.state)?.name;
+}
+
 function makeLine(still: HTMLElement, panel: NotebookPanel, session: KernelSession): HTMLElement {
-  const time = new Date(1000 * Number(still.dataset['at'])).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
   const button = document.createElement('button');
   button.className = 'rbx-button';
   button.textContent = STRINGS.panels.showLive;
   button.addEventListener('click', () => showLive(still, panel, session));
   const line = document.createElement('p');
   line.className = 'rbx-still';
-  line.append(`${STRINGS.panels.picture(time)} `, button);
+  line.append(`${STRINGS.panels.picture(clockTime(Number(still.dataset['at'])))} `, button);
   still.prepend(line);
   return line;
 }
@@ -58,7 +63,8 @@ function makeLine(still: HTMLElement, panel: NotebookPanel, session: KernelSessi
 /** Put a live panel in the output above a picture, where the former one was: by its styles it hides the picture. */
 function showLive(still: HTMLElement, panel: NotebookPanel, session: KernelSession): void {
   const above = still.closest(OUTPUT)?.previousElementSibling;
-  if (!above) {
+  const cluster = clusterOf(still, session);
+  if (!above || cluster === undefined) {
     return;
   }
   [...above.children].forEach(child => child.toggleAttribute('hidden', true)); // an error, or a widget without a model
@@ -72,5 +78,5 @@ function showLive(still: HTMLElement, panel: NotebookPanel, session: KernelSessi
   });
   observer.observe(panel.content.node, { childList: true, subtree: true });
   panel.disposed.connect(() => part.dispose());
-  part.ask(session, panel);
+  part.ask(session, panel, cluster);
 }

@@ -3,7 +3,7 @@
 // Panels have a table of their own, `rpcbench/panels/strings.js`. States of workers: ready, busy, starting, stopped, lost.
 
 /** The version of the messages. If the kernel has another one, the page shows an error and ignores the kernel's state. */
-export const PROTOCOL_VERSION = 3;
+export const PROTOCOL_VERSION = 4;
 
 export type WorkerState = 'ready' | 'busy' | 'starting' | 'stopped' | 'lost';
 
@@ -91,11 +91,20 @@ export function current(state: State | null): Cluster | undefined {
   return state?.clusters.find(cluster => cluster.current);
 }
 
+/** How many workers are proposed where none have run yet. */
+export const FIRST_SIZE = 2;
+
 export function count(size: number): string {
   return `${size} worker${size === 1 ? '' : 's'}`;
 }
 
 /** The board of several panels in one tab. */
+/** Return a time of day, given in seconds since 1970, of 24 hours as panels have it. */
+export function clockTime(seconds: number): string {
+  const at = new Date(1000 * seconds);
+  return [at.getHours(), at.getMinutes()].map(part => String(part).padStart(2, '0')).join(':');
+}
+
 export const DASHBOARD = 'dashboard';
 
 /** What is lost with workers, as far as the kernel knows without asking them. */
@@ -110,8 +119,8 @@ export const STRINGS = {
   runsOn: 'Runs on',
   noNotebook: 'Open a notebook to start workers for it.',
   noKernel: 'This notebook has no Python kernel.',
-  waitsForKernel: 'Waiting for the kernel…',
-  cellRuns: 'A cell runs. The workers are shown here when it has ended.',
+  late: (seconds: number) => `Up to ${seconds} s old: this page handles messages late.`,
+  waitsForKernel: 'Waiting for the kernel. If it runs a cell, it answers when that has ended.',
   noConnection: 'The connection to the kernel is lost. The page keeps trying to reach it.',
   loading: `Loading rpcbench in the kernel (${LOAD}), after any cell that runs…`,
   notLoaded: 'rpcbench is no longer loaded in this kernel.',
@@ -123,6 +132,7 @@ export const STRINGS = {
   start: {
     button: (size?: number) => (size ? `Start ${count(size)}` : 'Start'),
     cellRuns: 'A cell runs. Workers that it starts are shown here when it has ended.',
+    busy: 'The kernel runs a cell and has not loaded rpcbench. Workers can be started when the cell has ended.',
     doing: (size: number) => `Starting ${count(size)}…`,
     /** Text between backticks is shown as code. */
     loads: `Runs \`${LOAD}\` in this notebook's kernel first.`,
@@ -135,7 +145,13 @@ export const STRINGS = {
     use: 'use',
     fewer: (name: string) => `One fewer worker for ${name}`,
     more: (name: string) => `One more worker for ${name}`,
-    stop: (name: string) => `Stop ${name}`
+    stop: (name: string) => `Stop ${name}`,
+    doing: {
+      scale: (size: string) => `Changing to ${count(Number(size))}…`,
+      restart: (name: string) => `Starting ${name} again…`,
+      interrupt: (name: string) => `Interrupting ${name}…`,
+      stop: () => 'Stopping…'
+    }
   },
   worker: {
     drag: (name: string) => `Drag ${name} to a cell to run the cell there`,
@@ -196,15 +212,19 @@ export const STRINGS = {
   },
   status: {
     title: 'Show the workers in the sidebar',
+    waits: 'rpcbench: waiting for the kernel…',
     text: (size: number, lost: number) =>
-      `rpcbench: ${size ? count(size) : 'no workers'}${lost ? `, ${lost} lost` : ''}`
+      `rpcbench: ${size ? count(size) : 'no workers'}${lost ? `, ${lost} lost` : ''}`,
+    late: (seconds: number) => ` (up to ${seconds} s old)`
   },
   panels: {
     title: 'Panels',
+    titleOf: (cluster: string) => `Panels of ${cluster}`,
     dashboard: 'Dashboard',
     dashboardTip: 'Workers, pipeline, progress, autograd and messages as one board',
     tip: (name: string) => `Open the panel ${name} in a tab`,
-    tab: (name: string, notebook: string) => `${name}: ${notebook}`,
+    /** `cluster` is empty where the notebook has one. */
+    tab: (name: string, notebook: string, cluster: string) => `${name}${cluster ? ` of ${cluster}` : ''}: ${notebook}`,
     /** The tooltip of a tab; `cluster` is empty while none runs. */
     caption: (name: string, path: string, cluster: string) =>
       `The panel ${name} of ${path}${cluster ? `, cluster ${cluster}` : ''}`,
@@ -217,6 +237,8 @@ export const STRINGS = {
     noKernel: (path: string) => `${path} has no Python kernel now.`,
     none: (path: string) => `No workers run in ${path}.`,
     stopped: 'The workers are stopped. This is the last picture.',
+    gone: (cluster: string, isDrawn: boolean) => `The cluster ${cluster} has ended.${isDrawn ? ' This is its last picture.' : ''}`,
+    showOther: (cluster: string) => `Show ${cluster}`,
     open: 'Open the notebook',
     close: 'Close this tab',
     picture: (time: string) => `This is the last picture, of ${time}.`,
@@ -241,4 +263,4 @@ export const STRINGS = {
 };
 
 /** The cells of a new rpcbench notebook. */
-export const FIRST_CELLS = [`${LOAD}\n%cluster start 2`, ''];
+export const FIRST_CELLS = [`${LOAD}\n%cluster start ${FIRST_SIZE}`, ''];

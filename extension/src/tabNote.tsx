@@ -5,7 +5,7 @@ import React from 'react';
 
 import type { PanelTab } from './panelTab';
 import { Progress } from './progress';
-import { STRINGS } from './strings';
+import { current, FIRST_SIZE, STRINGS } from './strings';
 
 const WORDS = STRINGS.panels;
 
@@ -43,12 +43,15 @@ export class TabNote extends ReactWidget {
       case 'loading':
         return STRINGS.loading;
       case 'unknown':
-        return session.wait;
+        return STRINGS.waitsForKernel;
       default:
         if (this._mayStart) {
           return session?.runsCell ? STRINGS.start.cellRuns : isDrawn ? WORDS.stopped : WORDS.none(path);
         }
-        return !session || session.state || isDrawn ? '' : session.wait;
+        if (this._tab.isGone) {
+          return WORDS.gone(this._tab.cluster, isDrawn);
+        }
+        return !session || session.state || isDrawn ? '' : STRINGS.waitsForKernel;
     }
   }
 
@@ -60,12 +63,20 @@ export class TabNote extends ReactWidget {
 
   private _buttons(): React.JSX.Element {
     const { session, path } = this._tab;
-    const start = () => void session?.perform({ do: 'start', size: 2 }, STRINGS.start.doing(2));
+    const size = session?.lastSize ?? FIRST_SIZE;
+    const waits = session?.phase === 'absent' && session.runsCell;
+    const other = this._tab.isGone ? current(session?.state ?? null)?.name : undefined;
+    const start = () => void session?.perform({ do: 'start', size }, STRINGS.start.doing(size));
     return (
       <>
         {this._mayStart && (
-          <button className="rbx-button rbx-first" onClick={start} disabled={session?.phase === 'absent' && session.runsCell}>
-            {STRINGS.start.button(2)}
+          <button className="rbx-button rbx-first" onClick={start} disabled={waits} title={waits ? STRINGS.start.busy : undefined}>
+            {STRINGS.start.button(size)}
+          </button>
+        )}
+        {other !== undefined && (
+          <button className="rbx-button rbx-first" onClick={() => this._tab.showCluster(other)}>
+            {WORDS.showOther(other)}
           </button>
         )}
         {!session && (

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
-import { count, STRINGS } from '../lib/strings.js';
+import { clockTime, count, STRINGS } from '../lib/strings.js';
 
 const sources = new URL('../src/', import.meta.url);
 
@@ -20,6 +20,11 @@ test('no other file has a text that users read', () => {
     assert.deepEqual(code.match(/(?<=<[^=>]*>)\s*[A-Za-z][^<>{}();=]*(?=<\/)/g), null, name);
     assert.deepEqual(code.match(/(title|aria-label|alt|caption)="[^"]+"/g), null, name);
   }
+});
+
+test('a time of day has 24 hours, as in panels', () => {
+  const times = [[0, 5], [9, 30], [22, 44]].map(([hours, minutes]) => new Date(2026, 0, 2, hours, minutes).getTime() / 1000);
+  assert.deepEqual(times.map(clockTime), ['00:05', '09:30', '22:44']);
 });
 
 test('numbers are said in words that fit', () => {

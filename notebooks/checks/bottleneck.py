@@ -8,9 +8,12 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+import slow_jobs
+
+from checks import NotYet, differ, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.mysteries import judge_verdict
 
 Ops = dict[str, tuple[float, list[str]]]
 
@@ -61,8 +64,9 @@ def critical(answer: Callable[[Ops], list[str]]) -> None:
         wanted = _path(ops)
         with trying():
             found = returned(answer(copy.deepcopy(ops)))
-        names = type(found) is list and all(isinstance(name, str) and name in ops for name in found)
-        require(names, f"A list of names is wanted, not {shown(found)}.")
+        found = read(found, [str], "A list of names is wanted")
+        unknown = [name for name in found if name not in ops]
+        require(not unknown, f"Of {ops}: {shown(unknown[:1])} names no operation.")
         if found != wanted:
             long, right_ = (sum(ops[name][0] for name in chain) for chain in (found, wanted))
             what = f"{wanted} takes {right_:g}; you say {shown(found)}"
@@ -107,8 +111,9 @@ def straggler(answer: Callable[[list[list[float]]], int]) -> None:
         with trying():
             found = returned(answer(copy.deepcopy(arrivals)))
         told = ", ".join(f"rank {rank}: {median:g}" for rank, median in enumerate(medians))
+        found = read(found, int, "The number of a rank is wanted")
         require(
-            type(found) is int and found == wanted,
+            found == wanted,
             f"The ranks came at {arrivals}. It is rank {wanted} (median lateness {told}), not {shown(found)}.",
         )
     right("One long delay does not make a straggler; being late in most collectives does.")
@@ -126,7 +131,8 @@ MEASURED: list[tuple[float, list[float], int]] = [
 
 @exercise(
     "`mean = sum(busy) / len(busy)` is the first number. Each other one is a difference between two times of the text.",
-    "The step with equal stages is mean * (m + p - 1) / m; with the real ones sum / m + (m - 1) / m * max.",
+    "Begin with `equal = mean * (m + p - 1) / m`, a step with equal stages; that with the real ones stands above. "
+    "Which differences are the bubble, the imbalance and the rest?",
 )
 def causes(answer: Callable[[float, list[float], int], list[float]]) -> None:
     """`answer(step, busy, microbatches)` is the parts of a step: computing, bubble, imbalance, the rest."""
@@ -139,12 +145,14 @@ def causes(answer: Callable[[float, list[float], int], list[float]]) -> None:
         case = f"A step of {step:g}, workers busy for {busy}, {microbatches} micro-batches"
         with trying(case):
             found: Any = returned(answer(step, list(busy), microbatches))
-        require(type(found) is list and len(found) == 4, f"A list of four numbers is wanted, not {shown(found)}.")
+        found = read(found, (float,) * 4, "A list of four numbers is wanted")
+        far = max(busy) - mean
         for name, number, right_number in zip(names, found, wanted, strict=True):
-            require(isinstance(number, int | float), f"{case}: four numbers are wanted, not {shown(found)}.")
+            slip = " That is the largest minus the mean, as if all m micro-batches waited for the slowest stage."
+            alone = name == "the imbalance" and abs(number - far) < 1e-9 * step
             require(
-                abs(number - right_number) < 1e-9 * step,
-                f"{case}: {name} takes {right_number:.4g}, not {number:.4g}.",
+                abs(number - right_number) < 1e-6 * step,
+                f"{case}: {name} takes {differ(right_number, number)}.{slip if alone else ''}",
             )
     right("The largest of the last three says what to mend first.")
 
@@ -175,9 +183,54 @@ def gain(answer: Callable[[Ops, str, float], float]) -> None:
         with trying():
             found = returned(answer(given, name, factor))
         require(given == ops, "`ops` has changed. Make a copy of it, with another time for the one operation.")
+        found = read(found, float, "A number is wanted")
         require(
-            isinstance(found, int | float) and abs(found - before / after) < 1e-9,
+            abs(found - before / after) < 1e-6,
             f"Of {ops}, with {name} {factor:g} times as fast: the step takes {after:g} after {before:g}, so it is "
-            f"{before / after:.4g} times as fast, not {shown(found)}.",
+            f"{differ(before / after, found, ' times as fast, not ')}.",
         )
     right("Amdahl's law, and the chain that is the longest afterwards.")
+
+
+# -- mysteries
+SEEDS = (23, 20, 11)
+
+
+def verdict(worker: str, kind: str) -> None:
+    """Judge a verdict on the mystery that was started last, of any number."""
+    fault = slow_jobs.fault_of_latest()
+    require(fault is not None, "No mystery was started yet: `job = slow_jobs.mystery(cluster, seed=7)`.")
+    assert fault is not None
+    right(judge_verdict(fault, (worker, kind)))
+
+
+@exercise(
+    "Profile the workers for two seconds. `profile.explain()` says for which rank the others wait, and which operators "
+    "take longer there. What if it names no operator?",
+    "Of time in which no operator runs, a stack says more. Look ten times at the rank for which the others wait, by "
+    "`cluster.stack`: which line do you see most often?",
+)
+def mystery1(answer: tuple[str, str]) -> None:
+    """`answer`: the worker and the kind of the fault of the first mystery."""
+    right(judge_verdict(slow_jobs.choose_fault(SEEDS[0]), answer))
+
+
+@exercise(
+    "Compare `job.result.idle` with `job.result.idle_ideal` first. Is the schedule enough to explain the idle time?",
+    "Two causes are left: `critical_path.busy(job.result)` has the time of each worker's operations, and "
+    "`critical_path.delays(job.result)` that of the messages of each link.",
+)
+def mystery2(answer: tuple[str, str]) -> None:
+    """`answer`: the same of the second mystery."""
+    right(judge_verdict(slow_jobs.choose_fault(SEEDS[1]), answer))
+
+
+@exercise(
+    "Trace the messages for a second, and print them. Does the worker that asks begin all its calls at once? Does it "
+    "ask again as soon as the last answer was sent?",
+    "An answer can be late for two reasons: it was long in the making, or long under way. A profile shows the first, "
+    "`critical_path.flights(seen)` the second.",
+)
+def mystery3(answer: tuple[str, str]) -> None:
+    """`answer`: the same of the third mystery."""
+    right(judge_verdict(slow_jobs.choose_fault(SEEDS[2]), answer))

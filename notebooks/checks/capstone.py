@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+import torch
+from torch import Tensor
+
+from checks import NotYet, differ, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 
 Layout = tuple[int, int, int]
 
@@ -47,10 +52,9 @@ def layouts(answer: Callable[[int, int, int, int], list[Layout]]) -> None:
         case = f"{workers} workers, {layers} layers, {heads} heads, {microbatches} micro-batches"
         with trying(case):
             found = returned(answer(*job))
-        require(type(found) is list, f"{case}: a list is wanted, not {shown(found)}.")
+        told = f"{case}: triples (dp, tp, pp) of whole numbers are wanted"
+        found = [read(each, (int, int, int), told) for each in read(found, {object}, f"{case}: a list is wanted")]
         for each in found:
-            triple = isinstance(each, tuple) and len(each) == 3 and all(type(size) is int for size in each)
-            require(triple, f"{case}: {shown(each)} is no triple (dp, tp, pp) of whole numbers.")
             dp, tp, pp = each
             require(dp * tp * pp == workers, f"{case}: {each} needs {dp * tp * pp:g} workers.")
             require(layers % pp == 0, f"{case}: in {each} the stages do not divide the layers.")
@@ -88,14 +92,15 @@ def held(answer: Callable[..., float]) -> None:
         )
         with trying(case):
             found: Any = returned(answer(parameters, activations, dp, tp, pp, microbatches))
-        require(isinstance(found, int | float), f"{case}: a number is wanted, not {shown(found)}.")
+        found = read(found, float, f"{case}: a number is wanted")
         under_way = min(pp, microbatches // dp)
         terms = (parameters * 4, parameters * 12 / dp, under_way * activations)
         wanted = sum(terms) / (tp * pp)
         told = " + ".join(f"{term / tp / pp:.6g}" for term in terms)
         require(
             abs(found - wanted) < 1e-6 * wanted,
-            f"{case}: parameters and gradients, state, activations: {told} = {wanted:.6g} bytes, not {found:.6g}.",
+            f"{case}: parameters and gradients, state, activations: {told} = "
+            f"{differ(wanted, found, ' bytes, not ', 6)}.",
         )
     right("Each cut helps another term.")
 
@@ -114,7 +119,8 @@ WORK, LAYERS, VECTOR, GRADIENT = 48.0, 12, 100.0, 5000.0
 
 @exercise(
     "First write the time of one turn of a stage for a micro-batch: computing, and its share of the all-reduces.",
-    "turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp); a step has microbatches / dp + pp - 1 turns.",
+    "Begin with `turn = work / (tp * pp) + layers / pp * 4 * all_reduce(vector, tp)`. How many turns has a step, and "
+    "what comes when they are over?",
 )
 def step_time(answer: Callable[..., float]) -> None:
     """`answer(dp, tp, pp, microbatches, work, layers, vector, gradient, all_reduce)` is the time of a step."""
@@ -134,11 +140,11 @@ def step_time(answer: Callable[..., float]) -> None:
         case = f"dp={dp}, tp={tp}, pp={pp}, {microbatches} micro-batches"
         with trying(case):
             found: Any = returned(answer(dp, tp, pp, microbatches, WORK, LAYERS, VECTOR, GRADIENT, all_reduce))
-        require(isinstance(found, int | float), f"{case}: a number is wanted, not {shown(found)}.")
+        found = read(found, float, f"{case}: a number is wanted")
         require(
             abs(found - wanted) < 1e-6 * wanted,
             f"{case}: computing with the bubble {computing:.6g}, tensor parallel {summing:.6g}, data parallel "
-            f"{replicas:.6g}, together {wanted:.6g}; you say {found:.6g}.",
+            f"{replicas:.6g}, together {differ(wanted, found, '; you say ', 6)}.",
         )
     right("Bubble, vectors, gradients: each dimension has its own price.")
 
@@ -156,6 +162,86 @@ PLANS: list[tuple[int, int, int, int, int, float, float]] = [
     (16, 8, 32, 32, 64, 1.0, 1.0),
     (24, 6, 12, 12, 24, 9.0, 1e9),  # four of the six workers of a host, so that a group lies on two hosts
 ]
+
+
+# -- one norm for three dimensions, on the workers
+RANKS = 4
+MESHES = [(1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 4)]  # dp, pp, tp
+Gradients = list[tuple[Tensor, bool]]
+
+
+@exercise(
+    "The square of the norm is a sum over all numbers of the model, each counted once. On how many ranks is the "
+    "gradient of a piece, and on how many that of a whole parameter?",
+    "Begin with `square = torch.zeros(())`, and add for each gradient its squares divided by the number of ranks that "
+    "have the same numbers. Then one all-reduce over all ranks is enough.",
+)
+def on_ranks(answer: Callable[[Gradients, int, int, int], float]) -> None:
+    """`answer(gradients, dp, pp, tp)` runs on each worker: the norm of the gradients of the whole model."""
+    given = [([(gradients_of(rank, *mesh), mesh) for mesh in MESHES],) for rank in range(RANKS)]
+    ran = run_on_ranks(each_mesh, answer, given)
+    for number, mesh in enumerate(MESHES):
+        for rank, norms in enumerate(ran.values):
+            dp, pp, tp = mesh
+            case = f"dp={dp}, pp={pp}, tp={tp}: rank {rank}"
+            found = read(norms[number], float, f"{case}: a number is wanted")
+            wanted = _norm(*mesh)
+            why = _why_other_norm(found, rank, *mesh)
+            require(math.isclose(found, wanted, rel_tol=1e-4), f"{case} returns {found:.5g}, and the norm is "
+                    f"{wanted:.5g}.{why}")  # fmt: skip
+    _numbers_only(ran)
+    right("Each number of the model counts once, on whichever ranks it is: with this norm all ranks clip alike.")
+
+
+def gradients_of(rank: int, dp: int, pp: int, tp: int) -> Gradients:
+    """Of this rank: a piece of a matrix of its stage, and a vector that each rank of the stage has whole."""
+    stage, place = rank // tp % pp, rank % tp
+    matrix = torch.arange(1.0, 17).reshape(4, 4) * (1 + 2 * stage)
+    return [(matrix.chunk(tp)[place].clone(), True), (torch.tensor([3.0, -20.0, 7.0 + stage]), False)]
+
+
+def each_mesh(
+    answer: Callable[[Gradients, int, int, int], Any], cases: list[tuple[Gradients, tuple[int, int, int]]]
+) -> list[Any]:
+    """On a worker: what the answer returns for each mesh."""
+    return [answer(gradients, *mesh) for gradients, mesh in cases]
+
+
+def _square(gradients: Gradients, cut: float = 1.0, whole: float = 1.0) -> float:
+    return sum(float(each.square().sum()) / (cut if is_cut else whole) for each, is_cut in gradients)
+
+
+def _norm(dp: int, pp: int, tp: int) -> float:
+    return math.sqrt(sum(_square(gradients_of(rank, dp, pp, tp), dp, dp * tp) for rank in range(RANKS)))
+
+
+def _why_other_norm(found: float, rank: int, dp: int, pp: int, tp: int) -> str:
+    every = [gradients_of(other, dp, pp, tp) for other in range(RANKS)]
+    stage = [each for other, each in enumerate(every) if other // tp % pp == rank // tp % pp]
+    squares = {
+        "Vectors that are whole on each rank of `tp` are counted once for each.":
+            sum(_square(each, dp, dp) for each in every),
+        "All replicas along `dp` are counted.": sum(_square(each, 1, tp) for each in every),
+        "All that any rank has is counted; some of it is the same on several ranks.": sum(map(_square, every)),
+        "Only what this rank has is counted.": _square(every[rank]),
+        "Only the stage of this rank is counted.": sum(_square(each, dp, dp * tp) for each in stage),
+        "Pieces are divided by `tp` as well: they differ from rank to rank.":
+            sum(_square(each, dp * tp, dp * tp) for each in every),
+        "The norms of the ranks were added up. Squares can be added up, norms cannot.":
+            sum(math.sqrt(_square(each, dp, dp * tp)) for each in every) ** 2,
+        "That is the square of the norm.": _norm(dp, pp, tp) ** 4,
+    }  # fmt: skip
+    near = [told for told, square in squares.items() if math.isclose(found, math.sqrt(square), rel_tol=1e-4)]
+    return "".join(f" {told}" for told in near[:1])
+
+
+def _numbers_only(ran: Run) -> None:
+    for rank, calls in enumerate(ran.calls):
+        told = f"Right; but in the trace rank {rank}"
+        largest = max((call.size for call in calls), default=0)
+        require(largest <= 8, f"{told} sends {largest} bytes at once. A norm needs one number.")
+        require(len(calls) <= 3 * len(MESHES), f"{told} makes {len(calls)} collectives for {len(MESHES)} norms; one "
+                "for each, or one for each dimension, is enough.")  # fmt: skip
 
 
 @exercise(
@@ -200,10 +286,12 @@ def choose(answer: Callable[..., Layout | None]) -> None:
             found = answer(workers, per_host, layers, heads, microbatches, time, size, budget)
         if not first:
             returned(found)
+        if found is not None:
+            found = read(found, (int, int, int), f"{case}: a triple (dp, tp, pp) or None is wanted")
         if found != wanted:
-            told = f"{found} takes {time(found):.4g} and holds {size(found):.4g}" if found in possible else shown(found)
+            told = f"{found} takes {time(found):.6g} and holds {size(found):.6g}" if found in possible else shown(found)
             best = (
-                f"{wanted}, which takes {time(wanted):.4g} and holds {size(wanted):.4g}"
+                f"{wanted}, which takes {time(wanted):.6g} and holds {size(wanted):.6g}"
                 if wanted
                 else "None: none fits"
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import rpcbench
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
@@ -188,7 +188,7 @@ def spread(answer: Callable[[Callable[[str, Any], Any], Sequence[Any], Sequence[
         began = [items[place] for place in sorted(tasks.began)]
         require(sorted(tasks.began) == tasks.places, f"{where} there were calls for {began}: each item needs one.")
         require(not tasks.wrong, f"{where}: {tasks.wrong}")
-        require(isinstance(found, list), f"{where}: the answer should be a list, not {shown(found)}.")
+        found = read(found, [object], f"{where}: the answer should be a list")
         wanted = [tasks.result(place) for place in range(len(items))]
         require(found == wanted, f"{where} the results are {wanted}, in the order of the items; yours are {found}.")
         require(given == (items, workers), f"{where}: the lists that the function was given have changed.")

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
-from numbers import Integral
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from resume import PARTS, Training, bounds
 from resume import pieces as right_pieces
 from resume import total_time as right_time
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, differ, dots_left, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 
 Piece = tuple[int, int, int]
 
@@ -115,10 +122,8 @@ def pieces(answer: Callable[[int, int, int, int], Any]) -> None:
             with trying():
                 found = returned(answer(rank, ranks, old, length))
             case = f"{length} rows from {old} to {ranks} ranks, new rank {rank}"
-            listed = isinstance(found, list) and all(isinstance(each, tuple) and len(each) == 3 for each in found)
-            require(listed, f"A list of triples (old rank, begin, end) is wanted, not {shown(found)}.")
-            plain = all(isinstance(number, Integral) for each in found for number in each)
-            require(plain, f"{case}: triples of whole numbers are wanted, not {shown(found)}.")
+            found = read(found, [(object,) * 3], "A list of triples (old rank, begin, end) is wanted")
+            found = read(found, [(int, int, int)], f"{case}: triples of whole numbers are wanted")
             wanted = right_pieces(rank, ranks, old, length)
             if found != wanted:
                 raise NotYet(_wrong_pieces(found, wanted, rank, ranks, old, length, case))
@@ -148,6 +153,97 @@ def _wrong_pieces(
     return f"{case}: it reads {wanted}, not {shown(found)}."
 
 
+# -- saved on three ranks, read on two
+ROWS, WIDTH, OLD, NEW = 10, 3, 3, 2
+TABLE = torch.arange(ROWS * WIDTH).float().reshape(ROWS, WIDTH)
+
+
+@exercise(
+    "DCP must be told that the pieces are parts of one tensor, and how many rows that has: 4, 4 and 2 are not three "
+    "times 4. Which kind of tensor knows its global shape?",
+    "Begin with a function for both: `DTensor.from_local(piece, mesh, [Shard(0)], shape=(rows, width), "
+    "stride=(width, 1))`, where `mesh` is `init_device_mesh('cpu', (dist.get_world_size(),))`. `load` gives it an "
+    "empty piece with as many rows as `resume.bounds` says.",
+)
+def on_ranks(save: Callable[[Tensor, int, str], Any], load: Callable[[int, int, str], Any]) -> None:
+    """`save(piece, rows, folder)` runs on three ranks, `load(rows, width, folder)` afterwards on two."""
+    with tempfile.TemporaryDirectory() as folder:
+        pieces = [TABLE[slice(*bounds(rank, OLD, ROWS))].clone() for rank in range(OLD)]
+        run_on_ranks(save_here, save, [(piece, ROWS, folder) for piece in pieces])
+        _one_table(folder)
+        _loaded(run_on_ranks(load_here, load, [(ROWS, WIDTH, folder)] * NEW))
+    right("Three ranks have written, each its own rows, and two have read them as theirs.")
+
+
+def save_here(answer: Callable[[Tensor, int, str], Any], piece: Tensor, rows: int, folder: str) -> None:
+    """On a worker: save a piece."""
+    with _failures_told():
+        answer(piece, rows, folder)
+
+
+def load_here(answer: Callable[[int, int, str], Any], rows: int, width: int, folder: str) -> tuple[str, Any]:
+    """On a worker: the type of what was loaded, and its numbers if it is a tensor of this rank alone."""
+    with _failures_told():
+        found = answer(rows, width, folder)
+    if isinstance(found, Tensor) and not isinstance(found, DTensor):
+        return "Tensor", found
+    return type(found).__name__, None
+
+
+@contextlib.contextmanager
+def _failures_told() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointException as error:  # no `Exception`: it would end the cell
+        rank, (cause, _) = min(error.failures.items())
+        text = str(cause).strip().partition("\n")[0]
+        sizes = " The global shape does not fit the pieces, of 4, 4 and 2 rows." if "volume" in text else ""
+        raise NotYet(f"DCP reports of rank {rank} a {type(cause).__name__}: {text}.{sizes}") from None
+
+
+def _one_table(folder: str) -> None:
+    """The checkpoint has one tensor of all rows, and each rank has written its own ones."""
+    reader = dcp.FileSystemReader(folder)
+    with trying("In the folder there is no checkpoint: reading it"):
+        require(reader.validate_checkpoint_id(folder) and (reader.path / ".metadata").exists(),
+                f"After `save` the folder has no complete checkpoint.{dots_left()}")  # fmt: skip
+        metadata = reader.read_metadata()
+    tables = {name: each for name, each in metadata.state_dict_metadata.items()
+              if isinstance(each, TensorStorageMetadata)}  # fmt: skip
+    require(len(tables) == 1, f"The checkpoint has {len(tables)} tensors: {', '.join(tables) or 'none'}. The table is "
+            "one tensor, under one name on all ranks.")  # fmt: skip
+    ((name, table),) = tables.items()
+    require(table.size[0] != len(TABLE[slice(*bounds(0, OLD, ROWS))]), f"The checkpoint has {list(table.size)} under "
+            f"{name!r}: that is the piece of one rank, and those of the others are missing.")  # fmt: skip
+    require(tuple(table.size) == TABLE.shape, f"The checkpoint has {list(table.size)} under {name!r}; the table has "
+            f"{list(TABLE.shape)}. The ranks have 4, 4 and 2 rows.")  # fmt: skip
+    rows = {}  # file → rows in it
+    for index, info in metadata.storage_data.items():
+        begin = index.offset[0]
+        size = next(chunk.sizes[0] for chunk in table.chunks if chunk.offsets[0] == begin)
+        rows[info.relative_path] = rows.get(info.relative_path, 0) + size
+    require(sorted(rows.values()) == [2, 4, 4], f"The table is complete, but of its rows the files have "
+            f"{', '.join(f'{count} ({file})' for file, count in sorted(rows.items()))}. Each rank should write its own "
+            "rows: 4, 4 and 2.")  # fmt: skip
+
+
+def _loaded(ran: Run) -> None:
+    for rank, (kind, found) in enumerate(ran.values):
+        begin, end = bounds(rank, NEW, ROWS)
+        told = f"Saved on {OLD} ranks, loaded on {NEW}: rank {rank}"
+        require(kind != "NoneType", f"{told} gets None from `load`. It should return this rank's rows.{dots_left()}")
+        require(kind != "DTensor", f"{told} returns a DTensor. Its own piece is wanted, `to_local()`.")
+        require(found is not None, f"{told} returns a {kind}, not a tensor.")
+        require(found.shape != TABLE.shape, f"{told} returns the whole table. Its own {end - begin} rows are wanted.")
+        require(found.shape == (end - begin, WIDTH), f"{told} returns {list(found.shape)}; with {NEW} ranks it has "
+                f"{end - begin} rows of {WIDTH}.")  # fmt: skip
+        same = [n for n in range(ROWS - len(found) + 1) if torch.equal(found, TABLE[n : n + len(found)])]
+        require(same or torch.equal(found, TABLE[begin:end]), f"{told} returns rows with other numbers than those that "
+                "were saved. `dcp.load` fills the tensors that it is given.")  # fmt: skip
+        require(same[:1] == [begin], f"{told} returns the rows from {same[0] if same else None}; its own begin with "
+                f"{begin}.")  # fmt: skip
+
+
 # -- how often
 @exercise(
     "If one node fails once in M minutes, how often does one of n nodes fail?",
@@ -159,11 +255,7 @@ def how_often(answer: Callable[[float, float, int], Any]) -> None:
     for cost, node_mtbf, nodes in times:
         with trying():
             found = returned(answer(cost, node_mtbf, nodes))
-        pair = (
-            isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(each, int | float) for each in found)
-        )
-        require(pair, f"It should return two numbers, (interval, lost), not {shown(found)}.")
-        interval, lost = (float(each) for each in found)
+        interval, lost = read(found, (float, float), "It should return two numbers, (interval, lost)")
         mtbf = node_mtbf / nodes
         wanted = math.sqrt(2 * cost * mtbf)
         case = f"{nodes} nodes, each with {node_mtbf:g} minutes between failures, {cost:g} minutes for a save"
@@ -177,12 +269,13 @@ def how_often(answer: Callable[[float, float, int], Any]) -> None:
             require(not _near(lost, cost / wanted + wanted / mtbf), f"{case}: a failure does not cost a whole "
                                                                     f"interval: in "
                     "the mean it comes in the middle of one.")  # fmt: skip
-            raise NotYet(f"{case}: the interval is right, and {share:.2%} of the time is lost, not {lost:.2%}.")
+            told = differ(100 * share, 100 * lost, " % of the time is lost, not ")
+            raise NotYet(f"{case}: the interval is right, and {told} %.")
     right("Twice as many nodes, and you save more often by a factor of √2.")
 
 
 def _near(one: float, two: float) -> bool:
-    return math.isclose(one, two, rel_tol=1e-9)
+    return math.isclose(one, two, rel_tol=1e-6)
 
 
 def _wrong_interval(found: float, cost: float, node_mtbf: float, nodes: int, case: str) -> str:
@@ -197,7 +290,7 @@ def _wrong_interval(found: float, cost: float, node_mtbf: float, nodes: int, cas
         return f"{case}: {found:.4g} lacks the root."
     if _near(found * 60, math.sqrt(2 * cost * mtbf)) or _near(found, 60 * math.sqrt(2 * cost * mtbf)):
         return f"{case}: all numbers are in minutes, the interval too."
-    return f"{case}: the interval should be {math.sqrt(2 * cost * mtbf):.4g} minutes, not {found:.4g}."
+    return f"{case}: the interval should be {differ(math.sqrt(2 * cost * mtbf), found, ' minutes, not ')}."
 
 
 # -- the time of a run
@@ -219,16 +312,15 @@ RUNS: list[tuple[int, int, int, int, list[int]]] = [  # work, interval, cost, re
     "Follow one start: how many pieces, each with its save, are complete before the failure? Only these count; the "
     "time "
     "until the failure has passed in any case.",
-    "For each `up`: `left = work - done`, which needs `left + (ceil(left / interval) - 1) · cost`. If that is at "
-    "most `up`, "
-    "the run ends. Otherwise `done += up // (interval + cost) * interval`, and `up + restart` have passed.",
+    "For each `up`, begin with `left = work - done`, which needs `left + (ceil(left / interval) - 1) · cost`. Is that "
+    "at most `up`? If not: how many times does `interval + cost` fit into `up`, and how long has this start taken?",
 )
 def total_time(answer: Callable[[int, int, int, int, list[int]], Any]) -> None:
     """`answer(work, interval, cost, restart, failures)` is how long a run takes."""
     for work, interval, cost, restart, failures in RUNS:
         with trying():
             found = returned(answer(work, interval, cost, restart, list(failures)))
-        require(isinstance(found, int | float), f"A number is wanted, not {shown(found)}.")
+        found = read(found, float, "A number is wanted")
         wanted = right_time(work, interval, cost, restart, failures)
         if found != wanted:
             raise NotYet(_wrong_total(found, wanted, work, interval, cost, restart, failures))
@@ -245,7 +337,7 @@ def _wrong_total(
             return f"{case}: {found:g} is the work alone; the saves take time too."
         if found in (work + (saves + 1) * cost, work + (work // interval) * cost):
             return f"{case}: {found:g} counts a save after the last piece, too."
-        return f"{case}: three pieces at most are followed by a save, so it takes {wanted:g}, not {found:g}."
+        return f"{case}: three pieces at most are followed by a save, so it takes {differ(wanted, found, digits=6)}."
     if found == wanted - restart * len(failures) or (
         len(failures) > 1 and found == wanted - restart * (len(failures) - 1)
     ):
@@ -254,7 +346,7 @@ def _wrong_total(
         return f"{case}: {found:g} loses no work. What was computed since the last save is lost."
     if found == sum(failures) + restart * len(failures) + work + saves * cost:
         return f"{case}: {found:g} begins anew after each failure. What was saved need not be done again."
-    told = f"{case}: it takes {wanted:g}, not {found:g}."
+    told = f"{case}: it takes {differ(wanted, found, digits=6)}."
     if found == _other_total(work, interval, cost, restart, failures, piece=interval):
         return f"{told} A save that is not complete does not count."
     if found in [
@@ -291,3 +383,42 @@ def _other_total(
         left = max(left, least)
         return time + max(least, left + (math.ceil(left / interval) - 1) * cost)
     return time + left + (math.ceil(left / interval) - 1) * cost
+
+
+# -- hangs
+GRID = {"tp0": [0, 1], "tp1": [2, 3], "dp0": [0, 2], "dp1": [1, 3]}
+HANGS: list[tuple[dict[int, str | None], dict[str, list[int]]]] = [
+    ({0: "world", 1: None, 2: "world"}, {"world": [0, 1, 2]}),
+    ({0: "tp0", 1: "dp1", 2: None, 3: None}, GRID),
+    ({0: "dp0", 1: "dp1", 2: None, 3: None}, GRID),
+    ({0: None, 1: None, 2: None, 3: None}, GRID),
+    # a circle: rank 0 waits for 1, 1 for 3, 3 for 2, and 2 for 0
+    ({0: "tp0", 1: "dp1", 2: "dp0", 3: "tp1"}, GRID),
+    ({3: "world", 2: "world", 1: "world", 0: None}, {"world": [3, 2, 1, 0]}),
+    ({0: None, 1: None, 2: "b", 3: "b"}, {"a": [0, 1], "b": [2, 3, 1]}),
+]
+
+
+@exercise(
+    "First find the groups in which somebody waits. A rank of such a group is either in a collective itself, where it "
+    "waits for others, or in none.",
+    "`{group for group in waiting.values() if group is not None}` are these groups. Which of their ranks have None?",
+)
+def suspects(answer: Callable[[dict[int, str | None], dict[str, list[int]]], Sequence[int]]) -> None:
+    """`answer(waiting, groups)` is the ranks in no collective for which somebody waits."""
+    for waiting, groups in HANGS:
+        held = {rank for group in waiting.values() if group is not None for rank in groups[group]}
+        wanted = sorted(rank for rank in held if waiting[rank] is None)
+        told = f"waiting {waiting}, groups {groups}"
+        with trying(told):
+            found = returned(answer(copy.deepcopy(waiting), copy.deepcopy(groups)))
+        found = read(found, [int], "A list of ranks is wanted")
+        for rank in found:
+            require(rank in waiting, f"{told}: there is no rank {rank}.")
+            require(
+                waiting[rank] is None,
+                f"{told}: rank {rank} waits itself, in {waiting[rank]}; look at those for which it waits.",
+            )
+            require(rank in held, f"{told}: rank {rank} is in no collective, but nobody waits for it.")
+        require(found == wanted, f"{told}: the ranks are {wanted}, each once and in order, not {shown(found)}.")
+    right("Its stack says why it does not come. The others are healthy.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from checks import exercise, require, returned, right, shown, trying
+from checks import dots_left, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.ranks import Ranks
@@ -40,9 +40,8 @@ def gathered(answer: Callable[[Tensor, int, int, Callable[[Tensor, int], None]],
         wanted = [each.tolist() for each in before]
         for rank, places in enumerate(found):
             told = f"{size} ranks: rank {rank} returns {_values(places)}"
-            require(isinstance(places, list | tuple), f"{told}; a list of tensors is wanted.")
+            places = read(places, [Tensor], f"{told}; a list of tensors is wanted")
             require(len(places) == size, f"{told}, of length {len(places)}; each rank has one place in the list.")
-            require(all(isinstance(each, Tensor) for each in places), f"{told}; a list of tensors is wanted.")
             alike = {tuple(each.shape) for each in places}
             require(alike == {shape}, f"{told}, of shape {' and '.join(map(str, alike))}; `mine` has shape {shape}.")
             require(_values(places) == wanted, f"{told}; the tensors of all ranks are {wanted}.")
@@ -143,7 +142,7 @@ def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], N
         lost = [name for name, grad in grads.items() if grad is None]
         require(not lost, f"The gradient of {' and '.join(lost)} is gone.")
         factors = {name: grad.flatten()[0].item() for name, grad in grads.items()}
-        require(set(factors.values()) != {1.0} or reduced, "The gradients are as they were. Replace the three dots.")
+        require(set(factors.values()) != {1.0} or reduced, f"The gradients are as they were.{dots_left()}")
         require(set(factors.values()) != {total}, f"{asked}: you leave the sum. What is the mean?")
         whole = set(factors.values()) == {total // size} and total % size
         require(not whole, f"{asked}: you leave {total // size:g}, a whole number. `//` drops the rest; the mean is "

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, differ, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 
 Part = tuple[Tensor, Tensor, Tensor]
 EXACT = 1e-12
@@ -68,8 +71,7 @@ def _merged(answer: Callable[[Part, Part], Any], parts: list[Part], wanted: Part
     given = [tuple(each.clone() for each in part) for part in parts]
     with trying():
         found = returned(answer(*given))  # type: ignore[arg-type]
-    three = isinstance(found, tuple | list) and len(found) == 3 and all(isinstance(each, Tensor) for each in found)
-    require(three, f"It should return three tensors, (out, largest, total), not {shown(found)}.")
+    found = read(found, (Tensor,) * 3, "It should return three tensors, (out, largest, total)")
     kept = all(torch.equal(a, b) for one, two in zip(given, parts, strict=True) for a, b in zip(one, two, strict=True))
     require(kept, "The parts that were given have changed. Make new tensors.")
     for name, tensor, right_one in zip(("out", "largest", "total"), found, wanted, strict=True):
@@ -84,7 +86,7 @@ def _merged(answer: Callable[[Part, Part], Any], parts: list[Part], wanted: Part
     if not _near(total, wanted[2]):
         require(not _near(total, parts[0][2] + parts[1][2]), f"{case}: the two totals are added up as they are. One "
                 "counts from one largest score, the other from another.")  # fmt: skip
-        raise NotYet(f"{case}: `total` should be {_numbers(wanted[2])}, and is {_numbers(total)}.")
+        raise NotYet(f"{case}: `total` should be {differ(wanted[2], total, ', and is ')}.")
     if not _near(out, wanted[0]):
         require(not out.isnan().any(), f"{case}: out has nan, not a number.")
         require(not _near(out, (parts[0][0] + parts[1][0]) / 2), f"{case}: out is the mean of both outs. The part with "
@@ -100,14 +102,11 @@ def _near(found: Tensor, wanted: Tensor) -> bool:
     return bool(torch.allclose(found.double(), wanted, rtol=EXACT, atol=EXACT))
 
 
-def _numbers(tensor: Tensor) -> str:
-    return ", ".join(f"{number:.4g}" for number in tensor.flatten().tolist())
-
-
 # -- the ring
 @exercise(
     "After each pass a rank has what the rank before it had. Follow one slice, as 0, in the picture.",
-    "In step s rank r has slice (r - s) % size. Its queries see all of a slice with a smaller number.",
+    "In step s a rank has the slice of the rank that stands s places before it in the ring; before 0 comes the last. "
+    "Its queries see all of a slice with a smaller number.",
 )
 def timetable(answer: Callable[[int, int], Any]) -> None:
     """`answer(rank, size)` is for each step the slice that is there, and how much of it the queries see."""
@@ -116,9 +115,9 @@ def timetable(answer: Callable[[int, int], Any]) -> None:
             with trying():
                 found = returned(answer(rank, size))
             case = f"rank {rank} of {size}"
-            require(isinstance(found, list), f"A list is wanted, with a pair for each step, not {shown(found)}.")
-            pairs = all(isinstance(each, tuple) and len(each) == 2 for each in found)
-            require(pairs, f'{case}: each step is a pair (slice, sees), as (0, "some"), not {shown(found)}.')
+            found = read(found, [object], "A list is wanted, with a pair for each step")
+            told = f'{case}: each step is a pair (slice, sees), as (0, "some")'
+            found = [read(each, (int, str), told) for each in found]
             words = {sees for _, sees in found} - {"all", "some", "none"}
             require(not words, f'{case}: it sees "all", "some" or "none" of a slice, not {shown(words)}.')
             require(len(found) == size, f"{case}: the ring has {size} steps, and the list has {len(found)}.")
@@ -176,7 +175,7 @@ def ring_time(answer: Callable[[Sequence[Sequence[int]]], Any]) -> None:
         with trying():
             found = returned(answer(given := [list(each) for each in places]))
         require(given == places, f"With the places {shown(places)}: the lists have changed; leave them as they were.")
-        require(isinstance(found, int | float), f"A number is wanted, not {shown(found)}.")
+        found = read(found, float, "A number is wanted")
         work = pairs_by_step(places)
         wanted = sum(max(step) for step in work)
         if found != wanted:
@@ -213,6 +212,102 @@ def _wrong_time(found: float, wanted: int, work: list[list[int]], places: Sequen
     return f"{case}: the steps take {[max(step) for step in work]}, together {wanted}, not {shown(found)}."
 
 
+# -- attention round a ring of workers
+RANKS, SLICE, WIDTH = 4, 6, 8
+LATE = 2.0  # seconds by which rank 0 comes late: keys that nobody waited for are not there yet
+
+
+@exercise(
+    "A rank that sees only its own slice must still pass on the keys of the others. Which slice does a rank have in "
+    "step s, and may its queries see it? And no softmax over one block is the softmax over all.",
+    "Begin with `there = torch.stack([key, value])`. In each step but the last, `isend` it to the next rank and "
+    "`irecv` into `torch.empty_like(there)`; then compute with `there`, wait for both, and go on with what has come.",
+)
+def on_ranks(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """`answer(query, key, value)` runs on each worker, with its slice: causal attention over the whole row."""
+    made = torch.Generator().manual_seed(28)
+    row = torch.randn(3, RANKS * SLICE, WIDTH, generator=made, dtype=torch.double)
+    given = [tuple(each.clone() for each in part.unbind()) for part in row.chunk(RANKS, 1)]
+    ran = run_on_ranks(read_here, answer, given)
+    for rank, found in enumerate(ran.values):
+        _reads(rank, returned(found), row)
+    _messages_of_a_ring(ran)
+    right("No rank had more than two slices of the row at once, and all have read the whole row.")
+
+
+def read_here(answer: Callable[[Tensor, Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor) -> Any:
+    """On a worker: what the answer returns."""
+    if dist.get_rank() == 0:
+        time.sleep(LATE)
+    return answer(query, key, value)
+
+
+def _reads(rank: int, found: Any, row: Tensor) -> None:
+    told = f"Rank {rank}"
+    require(isinstance(found, Tensor), f"{told} returns {shown(found)}, not a tensor.")
+    wanted = _attention(row, _before(RANKS * SLICE))
+    require(found.shape != wanted.shape, f"{told} returns the whole row; its own {SLICE} places are wanted.")
+    require(found.shape == (SLICE, WIDTH), f"{told} returns {list(found.shape)}; {[SLICE, WIDTH]} is wanted.")
+    place = torch.arange(RANKS * SLICE)
+    owner, own = place // SLICE, slice(rank * SLICE, (rank + 1) * SLICE)
+    steps = (rank - owner) % RANKS  # after which a slice is here
+    late, local = owner[:, None] >= owner, place[:, None] % SLICE >= place % SLICE
+    slips = {
+        "its queries had seen places that lie ahead of them, in all slices.": _attention(row, place[:, None] >= 0),
+        "its queries had seen all of their own slice, also what lies ahead.": _attention(row, late),
+        "its queries had seen their own slice only.":
+            _attention(row, _before(RANKS * SLICE) & (owner[:, None] == owner)),
+        "the mask of its own slice had been used for all slices.": _attention(row, late & local),
+        "slices that lie ahead had been seen, and those before not.":
+            _attention(row, (owner[:, None] < owner) | (_before(RANKS * SLICE) & (owner[:, None] == owner))),
+        "the numbers of the slices were counted the other way round.":
+            _attention(row, ((rank + steps) % RANKS <= rank) & ((steps > 0) | local)),
+        "softmaxes over single slices had been averaged. Their totals are not alike.": _mean_of_blocks(row),
+        "softmaxes over single slices had been added up.": _mean_of_blocks(row) * (owner + 1)[:, None],
+    }  # fmt: skip
+    close = torch.allclose(found, wanted[own], atol=EXACT, rtol=EXACT)
+    slip = next((f" It is as if {name}" for name, other in slips.items() if torch.allclose(found, other[own])), "")
+    lost = " Which slice is here in each step? Was each message waited for?" if not slip else ""
+    require(close, f"{told} does not return what its queries read of the whole row.{slip or lost}")
+
+
+def _before(length: int) -> Tensor:
+    """(queries, keys): whether a query sees a key."""
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def _attention(row: Tensor, sees: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(*row, attn_mask=sees)
+
+
+def _mean_of_blocks(row: Tensor) -> Tensor:
+    """For each query the mean of the softmaxes over its slices."""
+    means = []
+    for rank, queries in enumerate(row[0].chunk(RANKS)):
+        reads = []
+        for owner in range(rank + 1):
+            keys, values = (each.chunk(RANKS)[owner] for each in row[1:])
+            reads.append(torch.nn.functional.scaled_dot_product_attention(
+                queries, keys, values, is_causal=owner == rank,
+            ))  # fmt: skip
+        means.append(torch.stack(reads).mean(0))
+    return torch.cat(means)
+
+
+def _messages_of_a_ring(ran: Run) -> None:
+    """n - 1 messages with keys and values, all to the next rank."""
+    each = 2 * SLICE * WIDTH * 8
+    for rank, calls in enumerate(ran.calls):
+        told = f"Right; but in the trace rank {rank}"
+        others = sorted({call.op for call in calls} - {"send"})
+        require(not others, f"{told} calls {', '.join(others)}. Then it has all keys at once; use messages only.")
+        astray = sorted({str(call.to) for call in calls if call.to != (rank + 1) % RANKS})
+        require(not astray, f"{told} sends to rank {' and '.join(astray)}, too; its next rank is {(rank + 1) % RANKS}.")
+        sizes = [call.size for call in calls]
+        require(sizes == [each] * (RANKS - 1), f"{told} sends {len(sizes)} messages of {sum(sizes)} bytes in all; "
+                f"{RANKS - 1} are enough, each with the keys and values of a slice, {each} bytes.")  # fmt: skip
+
+
 # -- zig-zag
 @exercise(
     "Cut the row into 2 · size chunks. The work of a chunk grows with its number. Which two have the same work "
@@ -229,8 +324,7 @@ def zigzag(answer: Callable[[int, int, int], Any]) -> None:
             with trying():
                 found = returned(answer(rank, size, length))
             case = f"rank {rank} of {size}, a row of {length}"
-            plain = isinstance(found, list) and all(isinstance(each, int) for each in found)
-            require(plain, f"{case}: a list of numbers is wanted, not {shown(found)}.")
+            found = read(found, [int], f"{case}: a list of numbers is wanted")
             require(len(found) == 2 * wide, f"{case}: each rank has {2 * wide} places; this one has {len(found)}.")
             require(all(0 <= each < length for each in found), f"{case}: {shown(found)} has places that are not there.")
             both = (rank, 2 * size - 1 - rank)
@@ -242,3 +336,30 @@ def zigzag(answer: Callable[[int, int, int], Any]) -> None:
             dealt += found
         require(sorted(dealt) == list(range(length)), f"Of {length} places {shown(sorted(dealt))} are dealt.")
     right("A rank with an early chunk has a late one too, so all have the same work in each step.")
+
+
+# -- on paper
+LEAST = 16 * 2 * (1024 / 4096) * 400e12 / 50e9
+SLIPS = {
+    "In zig-zag order a rank computes half of each block that comes to it, so slices must be twice as long; and both "
+    "keys and values are sent.": LEAST / 2,
+    "Four heads share keys and values, so less is sent.": LEAST * 4,
+    "That is the slice of one GPU.": LEAST / 16,
+    "In practice a GPU computes 400 TFLOP/s, not its peak.": LEAST * 989 / 400,
+    "The ring passes the links between the hosts, not only those within.": LEAST / 9,
+    "A number in bfloat16 has two bytes, and a multiplication with its addition is two operations.": LEAST * 2,
+}
+
+
+@exercise(
+    "For slices of L tokens: the operations of half a block, and the bytes of its keys and values. Both are equal.",
+    "Begin with `computing = 4 * L**2 * 4096 / 2 / 400e12` and `sending = 2 * L * 1024 * 2 / 50e9`; solve for L, and "
+    "mind how many slices a row has.",
+)
+def least_row(answer: float) -> None:
+    """`answer` is the tokens of the shortest row with hidden messages, within 1 %."""
+    tokens = read(answer, float, "A number of tokens is wanted")
+    share = tokens / LEAST
+    told = f"With rows of {tokens:.6g} tokens a block computes for {share:.3g} times as long as it is sent"
+    require(abs(share - 1) <= 0.01, f"{told}; both should take equally long." + name_slip(tokens, SLIPS, 0.005))
+    right("16 slices of 4,000 tokens. Within one host, at 450 GB/s, a ninth of that is enough.")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from checks import exercise, require, returned, right, shown, trying
+from checks import differ, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 from rpcbench.pipeline.schedules import one_f_one_b
 from rpcbench.pipeline.simulate import simulate
 
@@ -26,9 +27,7 @@ def share(answer: Callable[[int, int, int], list[int]]) -> None:
             with trying():
                 found = returned(answer(microbatches, replicas, replica))
             names = f"Of {microbatches} micro-batches and {replicas} replicas, replica {replica}"
-            require(type(found) is list, f"{names} should get a list, not {shown(found)}.")
-            plain = all(isinstance(number, Integral) for number in found)
-            require(plain, f"{names} should get a list of whole numbers, not {shown(found)}.")
+            found = read(found, [int], f"{names} should get a list of whole numbers")
             there = range(microbatches)
             require(all(number in there for number in found), f"{names} gets {shown(found)}: some are not there.")
             wanted = [number for number in there if number % replicas == replica]
@@ -87,32 +86,28 @@ def step_time(answer: Callable[[int, int, int, float], float]) -> None:
         names = (
             f"{workers} workers as {replicas} times {stages}, {microbatches} micro-batches, an all-reduce of {reduce:g}"
         )
+        found = read(found, float, f"{names}: a number is wanted")
         slip = _slip(found, workers, microbatches, replicas, reduce)
-        require(
-            isinstance(found, float | int) and abs(found - wanted) < 1e-9,
-            f"{names}: a step takes {wanted:.4g}; you say {shown(found)}.{slip}",
-        )
+        told = differ(wanted, found, "; you say ")
+        require(abs(found - wanted) < 1e-6 * wanted, f"{names}: a step takes {told}.{slip}")
     right("The same as the schedule played through, operation by operation.")
 
 
-def _slip(found: Any, workers: int, microbatches: int, replicas: int, reduce: float) -> str:
-    """What may have gone wrong in `step_time`, as a sentence for the hint; empty if it is not known."""
-    if not isinstance(found, float | int):
-        return ""
+def _slip(found: float, workers: int, microbatches: int, replicas: int, reduce: float) -> str:
+    """Return the sentence on the mistake that may have led to an answer of `step_time`; empty if none is known."""
     stages, share = workers // replicas, microbatches / replicas
     turns, sending = 3 / stages * (share + stages - 1), 2 * (replicas - 1) / replicas * reduce / stages
     slips = {
-        3 / stages * (microbatches + stages - 1) + sending: f"That counts all {microbatches} micro-batches for each "
-        f"replica; {replicas} replicas share them.",
-        3 / stages * share + sending: "That has no bubble: p - 1 turns pass before the pipeline is full.",
-        3 * (share + stages - 1) + sending: "That lets each stage take as long as the whole model.",
-        turns: "That leaves out the all-reduce.",
-        turns + sending / 2: "That has half of the rounds of an all-reduce: there are 2 (r - 1).",
-        turns + sending * stages: "A worker has the gradients of its own stage alone, not of the whole model.",
-        turns + sending * replicas: "In each round a worker sends 1 / r of its gradients.",
-    }
-    told = [words for time, words in slips.items() if abs(time - found) < 1e-9]
-    return f" {told[0]}" if told else ""
+        f"That counts all {microbatches} micro-batches for each replica; {replicas} replicas share them.":
+            3 / stages * (microbatches + stages - 1) + sending,
+        "That has no bubble: p - 1 turns pass before the pipeline is full.": 3 / stages * share + sending,
+        "That lets each stage take as long as the whole model.": 3 * (share + stages - 1) + sending,
+        "That leaves out the all-reduce.": turns,
+        "That has half of the rounds of an all-reduce: there are 2 (r - 1).": turns + sending / 2,
+        "A worker has the gradients of its own stage alone, not of the whole model.": turns + sending * stages,
+        "In each round a worker sends 1 / r of its gradients.": turns + sending * replicas,
+    }  # fmt: skip
+    return name_slip(found, slips, 1e-6)
 
 
 CASES: list[tuple[int, int, dict[int, float], dict[int, float], float]] = [
@@ -131,6 +126,73 @@ CASES: list[tuple[int, int, dict[int, float], dict[int, float], float]] = [
 ]
 
 
+# -- two dimensions of workers
+STAGES, SAMPLES = 2, [7, 3]  # of a pipeline; of each replica
+OWN = [torch.tensor([float(rank + 1), 10.0 * rank, -(2.0**rank)], dtype=torch.double) for rank in range(4)]  # gradients
+
+
+@exercise(
+    "Rank r has stage r % stages. Which ranks have the same one? And a replica with more samples counts for more.",
+    "Begin with `mesh = init_device_mesh('cpu', (dist.get_world_size() // stages, stages), mesh_dim_names=('dp', "
+    "'pp'))`: the ranks of a column are `mesh['dp'].get_group()`.",
+)
+def on_ranks(answer: Callable[[Tensor, int, int], Tensor]) -> None:
+    """`answer(gradient, samples, stages)` runs on each worker: the gradient of its stage over all samples."""
+    given = [(own.clone(), SAMPLES[rank // STAGES], STAGES) for rank, own in enumerate(OWN)]
+    ran = run_on_ranks(gradient_here, answer, given)
+    for rank, (found, after) in enumerate(ran.values):
+        _of_its_stage(rank, returned(found))
+        require(torch.equal(after, OWN[rank]), f"Rank {rank}: `gradient` was changed; return a new tensor.")
+    _little_sent(ran)
+    right("Each stage has talked to its copies in the other replicas, and to no other stage.")
+
+
+def gradient_here(answer: Callable[[Tensor, int, int], Any], gradient: Tensor, *rest: int) -> tuple[Any, Tensor]:
+    """On a worker: what the answer returns, and the gradient after it."""
+    return answer(gradient, *rest), gradient
+
+
+def _of_its_stage(rank: int, found: Any) -> None:
+    require(isinstance(found, Tensor), f"Rank {rank} returns {shown(found)}, not a tensor.")
+    copies = [other for other in range(len(OWN)) if other % STAGES == rank % STAGES]
+    replica = [other for other in range(len(OWN)) if other // STAGES == rank // STAGES]
+    everybody = [*range(len(OWN))]
+    slips = {
+        "It is its own gradient: nothing was added.": OWN[rank],
+        "It is the plain mean over the replicas, and they have 7 and 3 samples.": _mean(copies, [1] * len(copies)),
+        "It is a sum over the replicas, not a mean.": _mean(copies, [1] * len(copies)) * len(copies),
+        "It is a sum over the samples, not a mean.": _mean(copies, SAMPLES) * sum(SAMPLES),
+        "It is that of both stages of one replica.": _mean(replica, [1] * len(replica)),
+        "It is the sum of both stages of one replica.": _mean(replica, [1] * len(replica)) * len(replica),
+        "It is that of all ranks: two stages, which have different parameters, were added up.":
+            _mean(everybody, [SAMPLES[other // STAGES] for other in everybody]),
+        "Two stages, which have different parameters, were added up.": _mean(everybody, [1] * 4) * 4,
+    }  # fmt: skip
+    wanted = _mean(copies, SAMPLES)
+    slip = next((f" {told}" for told, other in slips.items() if torch.allclose(found, other)), "")
+    close = found.shape == wanted.shape and torch.allclose(found, wanted)
+    require(close, f"Rank {rank}, stage {rank % STAGES} of replica {rank // STAGES}, returns {_short(found)}, not "
+            f"{_short(wanted)}.{slip}")  # fmt: skip
+
+
+def _short(numbers: Tensor) -> str:
+    return f"[{', '.join(f'{number:.4g}' for number in numbers.flatten().tolist())}]"
+
+
+def _mean(ranks: Sequence[int], weights: Sequence[int]) -> Tensor:
+    return sum(OWN[rank] * weight for rank, weight in zip(ranks, weights, strict=True)) / sum(weights)  # type: ignore[return-value]
+
+
+def _little_sent(ran: Run) -> None:
+    for rank, calls in enumerate(ran.calls):
+        told = f"Right; but in the trace rank {rank}"
+        others = sorted({call.op for call in calls} - {"all_reduce"})
+        require(not others, f"{told} calls {', '.join(others)}. All-reduces among the copies of a stage are enough.")
+        sent = sum(call.size for call in calls)
+        require(sent <= OWN[0].nbytes + 8, f"{told} adds up {sent} bytes; its gradient and a number have "
+                f"{OWN[0].nbytes + 8}.")  # fmt: skip
+
+
 @exercise(
     "First list the layouts that are possible, then those of them that fit, then take the fastest.",
     "`min(candidates, key=time, default=None)` returns the candidate with the least time, or None if there is none.",
@@ -146,11 +208,9 @@ def best(answer: Callable[..., int | None]) -> None:
             found = answer(workers, microbatches, _of(times, case, "time"), _of(sizes, case, "held"), budget)
         if workers == 4 and budget == 10:  # the first case, which has a best layout
             returned(found)
-        require(
-            found == wanted and not isinstance(found, bool),
-            f"{case} ({given}): the best has {wanted} replicas, not {shown(found)}.",
-        )
-        require(found is None or type(found) is int, f"{case}: a whole number is wanted, not {shown(found)}.")
+        if found is not None:
+            found = read(found, int, f"{case}: a whole number or None is wanted")
+        require(found == wanted, f"{case} ({given}): the best has {wanted} replicas, not {found}.")
     right("Possible, then small enough, then fastest: in this order a planner works.")
 
 

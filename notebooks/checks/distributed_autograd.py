@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import rpcbench
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.meetings import read_too_late, watching
@@ -81,7 +81,7 @@ def _carried(answer: CarryBack, received: list[Tensor], computed: list[Tensor], 
         shared = "second time" in str(hint)
         raise NotYet(f"{hint} The returned tensors share a part of the graph, and it was gone when the second pass "
                      "came to it." if shared else str(hint)) from None  # fmt: skip
-    require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
+    found = read(found, [object], "The answer should be a list")
     require(len(found) == len(received), f"{len(received)} tensors were received, so the list has {len(received)} "
             f"entries, not {len(found)}.")  # fmt: skip
     return found
@@ -133,7 +133,7 @@ def discover(answer: Callable[[list[str], Graph], set[str]]) -> None:
 def _discovered(answer: Any, found: list[str], behind: Graph, wanted: set[str]) -> None:
     where = f"With found={found} and behind={behind}:"
     sends = _tried(answer, found, _Asked(copy.deepcopy(behind)), where)
-    require(isinstance(sends, set), f"The answer should be a set, not {shown(sends)}.")
+    sends = set(read(sends, {str}, "The answer should be a set of names"))
     for name in sorted(sends - wanted):
         raise NotYet(f"{where} no gradient will ever come to {name}.")
     for name in sorted(wanted - sends):
@@ -168,9 +168,7 @@ def step(answer: Callable[[Tensor, Any, Any], Sequence[Tensor]], weights: Sequen
                 late = "The gradients were asked for after the context had ended; they go with it."
                 require(not read_too_late(watch, error), late)
                 raise
-        require(
-            isinstance(found, Sequence) and len(found) == 2, f"The answer should be a list of two, not {shown(found)}."
-        )
+        found = read(found, (object, object), "The answer should be a list of two")
         for name, gradient, right_one in zip(("weight1", "weight2"), found, wanted, strict=True):
             cut = f"{name} is still without a gradient: its part of the graph is cut off."
             require(isinstance(gradient, Tensor), cut)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import rpcbench
 import rpcbench.autograd as dist_autograd
 import rpcbench.rpc as rpc
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, differ, dots_left, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.meetings import watching
@@ -73,7 +73,7 @@ def global_norm(answer: Callable[[int, Weights], Any]) -> None:
         weights = [rpc.remote(owner, _weight, (2.0 + place, LARGE)) for place, owner in enumerate(owners)]
         extra = [rpc.remote(owner, _weight, (3.0,)) for owner in unused]
         with dist_autograd.context() as context_id:
-            others = [rpc.remote("worker1", _weight, (1.0,)) for _ in range(beside)]
+            others = [rpc.remote("worker1", _weight, (1000.0,)) for _ in range(beside)]
             parts = [rpc.rpc_sync(weight.owner(), _square_sum, (weight,)) for weight in [*weights, *others]]
             dist_autograd.backward(context_id, [torch.stack(parts).sum()])
             where = f"For weights on {owners}" + (f", and one on {unused[0]} without a gradient," if unused else "")
@@ -83,9 +83,10 @@ def global_norm(answer: Callable[[int, Weights], Any]) -> None:
         before = [[2 * (2.0 + place + step) for step in range(LARGE)] for place in range(len(owners))]
         gradients = [value for each in before for value in each]
         wanted = math.sqrt(sum(value * value for value in gradients))
-        require(isinstance(found, float), f"The norm should be a float, not {shown(found)}.")
+        found = read(found, float, "The norm should be a number")
         where += ", with another one in the context that is not asked for," if beside else ""
-        require(math.isclose(found, wanted, rel_tol=1e-9), f"{where} it is {wanted:.4f}, and yours gave {found:.4f}.")
+        told = differ(wanted, found, ", and yours gave ")
+        require(math.isclose(found, wanted, rel_tol=1e-6), f"{where} it is {told}.")
         largest = max((row["bytes"] for row in seen.view["messages"].values()), default=0)
         require(largest < 6 * LARGE, f"A message of {largest} bytes has travelled: a gradient of {LARGE} numbers, "
                 "where a single number is enough.")  # fmt: skip
@@ -124,7 +125,7 @@ def _restored(answer: Save, checkpoint: Save, before: Sequence[str], after: Sequ
         with trying(f"With weights that now live on {places}, in this order, the function"):
             answer(directory, optimizer, list(weights))
     values, momentum = _everything(weights, optimizer)
-    require((values, momentum) != fresh, "Nothing has been restored. Replace the three dots.")
+    require((values, momentum) != fresh, f"Nothing has been restored.{dots_left()}")
     require(values == saved[0], f"The weights on the workers are not those that were saved: {len(before)} of them.")
     require(momentum == saved[1], "The weights are back, but the optimizer has lost its momentum.")
     _train(weights, optimizer)
@@ -163,9 +164,7 @@ def momentum_step(answer: Callable[..., object]) -> None:
             all(a is b for a, b in zip(mine, ours, strict=True)), "A weight is now another object. Change it in place."
         )
         unchanged = all(torch.equal(a, b) for a, b in zip(ours, before, strict=True))
-        require(
-            number > 1 or not unchanged, "The weights have not changed. Replace the three dots; change them in place."
-        )
+        require(number > 1 or not unchanged, f"The weights have not changed.{dots_left()} Change them in place.")
         where = f"Step {number}, with lr={lr}, momentum=0.5 and the gradients {_plain(gradients)}:"
         same = all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
         require(same, f"{where} the weights {_plain(before)} become {_plain(theirs)}; yours are {_plain(ours)}.")

@@ -1,739 +1,106 @@
-"""Checks of the exam: no hints, no solutions; the right answers are with the tests."""
+"""Checks of the exam, here of its last questions: no hints, no solutions; the right answers are with the tests."""
 
 from __future__ import annotations
 
-import functools
-import random
-import weakref
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from typing import Any
 
+import slow_jobs
 import torch
+import torch.distributed as dist
+from budgets import Level
+from one_step import Step
+from step_records import World
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
 from checks import hint as hint
+from checks import require, returned, right, shown
 from checks import solution as solution
-from checks.ranks import Ranks
+from checks.budget import try_level
+from checks.exam_parts import Tensor, close, numbers, question, same
+from checks.exam_parts import questions as questions
+from checks.exam_parts import result as result
+from checks.exam_parts import solved as solved
+from checks.exam_rpc import accepted as accepted
+from checks.exam_rpc import fan_out as fan_out
+from checks.exam_rpc import gather_uneven as gather_uneven
+from checks.exam_rpc import in_window as in_window
+from checks.exam_training import embed as embed
+from checks.exam_training import experts as experts
+from checks.exam_training import idle as idle
+from checks.exam_training import normalize as normalize
+from checks.exam_training import recompute as recompute
+from checks.exam_training import two_level as two_level
+from checks.exam_training import zero1_step as zero1_step
+from checks.mysteries import judge_verdict
+from checks.on_ranks import Run, run_on_ranks
 from rpcbench.base.errors import count_noun
 
-Tensor = torch.Tensor
-Check = Callable[..., None]
-Link = tuple[float, float]
-
-questions: list[str] = []
-solved: set[str] = set()  # in this kernel; the last answer to a question counts
-
-
-def question(check: Check) -> Check:
-    """An exercise without hints, which `result` counts."""
-    tried = exercise()(check)
-    questions.append(check.__name__)
-
-    @functools.wraps(check)
-    def last_counts(*answers: Any) -> None:
-        solved.discard(check.__name__)
-        tried(*answers)
-        solved.add(check.__name__)
-
-    return last_counts
-
-
-def result() -> None:
-    """Print how many questions are answered right in this kernel."""
-    print(f"{len(solved)} of {len(questions)} right.")
-    if left := [str(number) for number, name in enumerate(questions, 1) if name not in solved]:
-        print(f"Not yet right: {'question' if len(left) == 1 else 'questions'} {', '.join(left)}.")
-
-
-# -- 1
-class Calls:
-    """The calls of one trial, which watch that the window is kept."""
-
-    def __init__(self, parts: Sequence[int], limit: int) -> None:
-        self.parts, self.limit = parts, limit
-        self.asked = f"{len(parts)} parts, at most {limit} under way"
-        self.begun = 0
-        self.under_way: list[int] = []
-
-    def begin(self, part: int) -> Call:
-        require(self.begun < len(self.parts), f"{self.asked}: you begin more calls than there are parts.")
-        wanted = self.parts[self.begun]
-        require(part == wanted, f"{self.asked}: call {self.begun + 1} is for {shown(part)}; the next part is {wanted}.")
-        require(
-            len(self.under_way) < self.limit,
-            f"{self.asked}: you begin call {self.begun + 1}, and {len(self.under_way)} are under way already.",
-        )
-        self.begun += 1
-        self.under_way.append(self.begun)
-        return Call(self, self.begun, part * 10)
-
-    def waited(self, number: int) -> None:
-        if number not in self.under_way:
-            return
-        count = len(self.under_way)
-        require(
-            count == self.limit or self.begun == len(self.parts),
-            f"{self.asked}: you wait for call {number} while {count} of {self.limit} calls are under "
-            "way; begin the next one first.",
-        )
-        require(
-            number == self.under_way[0],
-            f"{self.asked}: you wait for call {number}; the oldest one under way is {self.under_way[0]}.",
-        )
-        self.under_way.remove(number)
-
-
-class Call:
-    """Stands for a future."""
-
-    def __init__(self, calls: Calls, number: int, value: int) -> None:
-        self._calls, self._number, self._value = calls, number, value
-
-    def wait(self) -> int:
-        self._calls.waited(self._number)
-        return self._value
+# -- 12
+FULLY_SHARDED = Level(World(microbatches=8, zero=3), memory=75, sent=66, time=53)
 
 
 @question
-def in_window(answer: Callable[[Callable[[int], Call], list[int], int], list[int]]) -> None:
-    """`answer(begin, parts, limit)` is the results in order, with no more than `limit` calls under way."""
-    for parts, limit in (
-        ([4, 1, 4, 2, 8], 2),
-        ([5, 3, 9, 9, 7, 1], 3),
-        ([2, 6, 4], 1),
-        ([3, 1, 2], 5),
-        ([7, 0, 1, 1], 4),
-        ([], 2),
-    ):
-        calls, given = Calls(list(parts), limit), list(parts)
-        with trying():
-            found: Any = returned(answer(calls.begin, given, limit))
-        require(given == parts, f"{calls.asked}: `parts` itself has changed; it was {parts}, and is {given}.")
-        wanted = [part * 10 for part in parts]
-        require(found == wanted, f"{calls.asked}: the results are {wanted}; you return {shown(found)}.")
-        require(not calls.under_way, f"{calls.asked}: you do not wait for all calls.")
-    right("The line is never empty, and never has more than it may.")
+def sharded_step(answer: Step) -> None:
+    """`answer(rank)` is a step of ZeRO-3 with two micro-batches, which sends as much as one with a single one."""
+    try_level(FULLY_SHARDED, answer, "Two micro-batches share each gather, and their gradients share each reduction.")
 
 
-# -- 2
+# -- 13 and 14
 @question
-def gather_uneven(answer: Callable[[Tensor, int, Callable[[Tensor], list[Tensor]]], list[Tensor]]) -> None:
-    """`answer(mine, size, all_gather)` is the vectors of all ranks, each with its own length."""
-    for lengths in ((3, 5), (0, 2, 1), (4, 4, 4, 4), (2, 37, 2), (6,), (3, 0), (0, 0)):
-        size = len(lengths)
-        given = [torch.arange(1.0, length + 1) + 100 * rank for rank, length in enumerate(lengths)]
-        for vector in given:
-            vector[1::2] = 0.0  # zeros that are no padding, and other numbers that might be taken for it
-            vector[4::8], vector[6::8] = -1.0, torch.nan
-        asked = f"Vectors of lengths {list(lengths)}"
-        ranks = Ranks(size)
-        before = [vector.clone() for vector in given]
-        found = ranks.run(
-            lambda rank, of=given, size=size, ranks=ranks: returned(answer(of[rank], size, all_gather(ranks, rank)))
-        )
-        for rank, parts in enumerate(found):
-            told = f"{asked}: rank {rank} returns"
-            require(
-                isinstance(parts, list | tuple), f"{told} {shown(parts)}; a list with a tensor of each rank is wanted."
-            )
-            require(len(parts) == size, f"{told} a list of {len(parts)}; there are {size} ranks.")
-            for source, part in enumerate(parts):
-                require(
-                    isinstance(part, Tensor) and part.dtype == torch.float32,
-                    f"{told} {shown(part)} in place {source}; a tensor of float32 is wanted.",
-                )
-                require(
-                    part.shape == before[source].shape,
-                    f"{told} in place {source} a tensor of shape {tuple(part.shape)}; the vector of rank {source} "
-                    f"has length {lengths[source]}.",
-                )
-                require(
-                    same(part, before[source]),
-                    f"{told} in place {source} {numbers(part)}; rank {source} has {numbers(before[source])}.",
-                )
-            require(same(given[rank], before[rank]), f"{asked}: `mine` of rank {rank} has changed; work on a copy.")
-        require(max(ranks.messages) <= 2, f"{asked}: right, but with {max(ranks.messages)} calls; two are enough.")
-        fewest = min(ranks.messages)
-        require(fewest == 2, f"{asked}: right, but with {count_noun(fewest, 'call')} on a rank; two are wanted.")
-        require(
-            max(ranks.sent) <= max(lengths) + 1,
-            f"{asked}: right, but a rank gives {max(ranks.sent)} numbers to all_gather, where "
-            f"{max(lengths) + 1} are enough.",
-        )
-    right("First the lengths, then the numbers: so do all libraries that gather objects.")
-
-
-# -- 3
-class Once(torch.autograd.Function):
-    """Counts how often backward comes by."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, passed: list[int]) -> Tensor:
-        ctx.passed = passed
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        ctx.passed.append(1)
-        return gradients[0], None
+def suspect1(answer: tuple[str, str]) -> None:
+    """`answer`: the worker and the kind of the fault of a mystery."""
+    right(judge_verdict(slow_jobs.choose_fault(56), answer))
 
 
 @question
-def fan_out(answer: Callable[[Callable[[Tensor], Tensor], list[Callable[[Tensor], Tensor]], Tensor], Tensor]) -> None:
-    """`answer(first, branches, x)` is the gradient of `x`, by messages without graphs."""
-    powers = (1, 2, 3, 2)
-    for count, shape in ((1, (2,)), (2, (3,)), (3, (2, 2)), (4, (2,)), (2, (1,))):
-        x = torch.arange(1.0, torch.Size(shape).numel() + 1).reshape(shape)
-        before = x.clone()
-        wide = count == 3  # `hidden` has another shape than `x`
-        sent = torch.stack([2 * x * x, x]) if wide else 2 * x * x
-        asked = f"{count_noun(count, 'branch')}"
-        passed: list[int] = []
-        runs: list[int] = []
-        copies: list[Tensor] = []
-        ran: list[int] = []
-
-        def first(x: Tensor, passed: list[int] = passed, runs: list[int] = runs, wide: bool = wide) -> Tensor:
-            require(isinstance(x, Tensor), f"`first` is given {shown(x)}, not a tensor.")
-            runs.append(1)
-            hidden = torch.stack([2 * x * x, x]) if wide else 2 * x * x
-            return Once.apply(hidden, passed)  # type: ignore[no-any-return]
-
-        def branch(
-            number: int, asked: str = asked, copies: list[Tensor] = copies, sent: Tensor = sent, ran: list[int] = ran
-        ) -> Callable[[Tensor], Tensor]:
-            def branch(hidden: Tensor) -> Tensor:
-                told = f"{asked}: branch {number} is given"
-                require(isinstance(hidden, Tensor), f"{told} {shown(hidden)}, not a tensor.")
-                require(
-                    hidden.grad_fn is None, f"{told} a tensor with a graph behind it; a graph lives in one process."
-                )
-                require(hidden.requires_grad, f"{told} a tensor that needs no gradient, so none will come back.")
-                require(
-                    not any(hidden is copy for copy in copies),
-                    f"{told} the same tensor as a branch before; each is to have a copy of its own.",
-                )
-                require(same(hidden.detach(), sent), f"{told} {numbers(hidden)}; `first` returns {numbers(sent)}.")
-                copies.append(hidden)
-                ran.append(number)
-                return ((number + 1) * hidden ** powers[number]).sum()
-
-            return branch
-
-        branches = [branch(number) for number in range(count)]
-        given = list(branches)
-        with trying():
-            found: Any = returned(answer(first, given, x))
-        require(given == branches, f"{asked}: the list `branches` itself has changed; it has {len(given)} now.")
-        require(same(x.detach(), before), f"{asked}: `x` itself is {numbers(x)} now; it was {numbers(before)}.")
-        require(
-            not x.requires_grad and x.grad is None and x.is_leaf,
-            f"{asked}: `x` itself has changed; it needed no gradient, and has none.",
-        )
-        require(sorted(ran) == list(range(count)), f"{asked}: the branches that ran are {ran}; each is to run once.")
-        require(len(runs) == 1, f"{asked}: `first` runs {len(runs)} times; once is enough.")
-        require(len(passed) == 1, f"{asked}: backward goes {len(passed)} times through the graph of `first`, not once.")
-        leaf = before.clone().requires_grad_()
-        whole = torch.stack([2 * leaf * leaf, leaf]) if wide else 2 * leaf * leaf
-        sum(((number + 1) * whole ** powers[number]).sum() for number in range(count)).backward()  # type: ignore[union-attr]
-        wanted = leaf.grad
-        require(
-            isinstance(found, Tensor) and found.shape == x.shape,
-            f"{asked}: you return {shown(found)}; a tensor in the shape of `x` is wanted.",
-        )
-        require(
-            torch.allclose(found, wanted),
-            f"{asked}: the gradient of `x` is {numbers(wanted)}; yours is {numbers(found)}.",
-        )
-    right("The parts of a gradient are added up where the tensor was sent, and then backward goes on, once.")
+def suspect2(answer: tuple[str, str]) -> None:
+    """`answer`: the same of another one."""
+    right(judge_verdict(slow_jobs.choose_fault(19), answer))
 
 
-# -- 4
-@question
-def accepted(answer: Callable[[list[tuple[str, str]], int], list[bool]]) -> None:
-    """`answer(log, most)` says for each push whether it was accepted."""
-    known = [("pull", "a"), ("pull", "b"), ("push", "a"), ("push", "b"), ("pull", "b"), ("push", "b")]
-    twice = [("pull", "a"), ("push", "a"), ("push", "a"), ("push", "a")]
-    chance = random.Random(5)
-    logs = [(known, 0), (known, 1), (twice, 0), (twice, 1), ([("pull", "a")], 2), ([], 0)]
-    for most in (0, 1, 2, 3):
-        log = [("pull", name) for name in "abc"]
-        log += [(chance.choice(("pull", "push", "push")), chance.choice("abc")) for _ in range(24)]
-        logs.append((log, most))
-    for log, most in logs:
-        given = list(log)
-        with trying():
-            found: Any = returned(answer(given, most))
-        wanted = _accepted(log, most)
-        asked = f"accepted({shown(log)}, {most})"
-        require(
-            isinstance(found, list) and all(isinstance(each, bool) for each in found),
-            f"{asked} returns {shown(found)}; a list of True and False is wanted.",
-        )
-        require(given == log, f"{asked} changes `log`.")
-        require(len(found) == len(wanted), f"{asked} returns {len(found)} answers; there are {len(wanted)} pushes.")
-        for number, (mine, right_one) in enumerate(zip(found, wanted, strict=True)):
-            if mine != right_one:
-                raise NotYet(f"{asked}: {_why(log, most, number)}; you say {mine}.")
-    right("A push that is thrown away makes no step, so it makes no other gradient older.")
-
-
-def _accepted(log: list[tuple[str, str]], most: int) -> list[bool]:
-    steps, pulled, answers = 0, {}, []
-    for kind, name in log:
-        if kind == "pull":
-            pulled[name] = steps
-        else:
-            answers.append(steps - pulled[name] <= most)
-            steps += answers[-1]
-    return answers
-
-
-def _why(log: list[tuple[str, str]], most: int, push: int) -> str:
-    """Why a push is accepted or not."""
-    place = [place for place, (kind, _) in enumerate(log) if kind == "push"][push]
-    name = log[place][1]
-    pulled = max(before for before in range(place) if log[before] == ("pull", name))
-    since = sum(kind == "push" for kind, _ in log[pulled:place])
-    stale = sum(_accepted(log[:place], most)[push - since :])
-    return (
-        f"before push {push + 1}, of {name!r}, {count_noun(since, 'push')} came after the last pull of {name!r}, and "
-        f"the server made a step with {stale} of them, so it is {'accepted' if stale <= most else 'thrown away'}"
-    )
-
-
-# -- 5
-@question
-def two_level(answer: Callable[[float, int, int, Link, Link], float]) -> None:
-    """`answer(n, nodes, per_node, fast, slow)` is the time of an all-reduce on two levels."""
-    fast, slow = (1.0, 100.0), (5.0, 10.0)
-    for n, nodes, per_node, inside, outside in (
-        (800, 1, 4, fast, slow),
-        (800, 1, 2, fast, slow),
-        (800, 2, 1, fast, slow),
-        (900, 3, 1, fast, slow),
-        (800, 2, 4, fast, slow),
-        (6000, 5, 3, (0.5, 50.0), (2.0, 4.0)),
-        (1e9, 16, 8, (1e-5, 3e11), (2e-5, 2.5e10)),
-        (640, 1, 1, fast, slow),
-    ):
-        within = 2 * (per_node - 1) * (inside[0] + n / per_node / inside[1])
-        between = 2 * (nodes - 1) * (outside[0] + n / per_node / nodes / outside[1])
-        with trying():
-            found: Any = returned(answer(n, nodes, per_node, inside, outside))
-        asked = f"two_level({n:g}, {nodes}, {per_node}, {inside}, {outside})"
-        require(isinstance(found, float | int), f"{asked} returns {shown(found)}; a number is wanted.")
-        wanted = within + between
-        require(
-            abs(found - wanted) <= 1e-6 * wanted,
-            f"{asked} is {wanted:g}: {within:g} within the nodes and {between:g} between them; you say {found:g}.",
-        )
-    right("Only one part in `per_node` of the bytes of a rank goes over the slow links.")
-
-
-# -- 6
-@question
-def zero1_step(answer: Callable[..., None]) -> None:
-    """`answer(whole, gradient, velocity, lr, momentum, rank, size, reduce_scatter, all_gather)` steps in place."""
-    lr, momentum, steps = 0.5, 0.75, 3
-    for size, length in ((2, 4), (3, 6), (2, 5), (3, 7), (4, 3), (1, 3), (4, 6)):
-        asked = f"{count_noun(size, 'rank')}, {length} parameters"
-        each = -(-length // size)
-        start = torch.arange(1.0, length + 1)
-        wholes = [start.clone() for _ in range(size)]
-        velocities = [torch.zeros(each) for _ in range(size)]
-        reference = start.clone().requires_grad_()
-        optimizer = torch.optim.SGD([reference], lr=lr, momentum=momentum)
-        state = torch.zeros(each * size)
-        for step in range(steps):
-            gradients = [
-                (torch.arange(length) * (rank + 2) % 5 + rank + step + 1.0) * (-1) ** step for rank in range(size)
-            ]
-            before = [gradient.clone() for gradient in gradients]
-            reference.grad = torch.stack(before).mean(0)
-            optimizer.step()
-            state[:length] = optimizer.state[reference]["momentum_buffer"]
-            ranks = Ranks(size)
-
-            def part(
-                rank: int, ranks: Ranks = ranks, gradients: list[Tensor] = gradients, wholes: list[Tensor] = wholes,
-                velocities: list[Tensor] = velocities, size: int = size,
-            ) -> object:  # fmt: skip
-                return answer(
-                    wholes[rank], gradients[rank], velocities[rank], lr, momentum, rank, size,
-                    ranks.reduce_scatter(rank), ranks.all_gather(rank),
-                )  # fmt: skip
-
-            ranks.run(part)
-            told = f"{asked}, step {step + 1}"
-            for rank in range(size):
-                require(
-                    ranks.calls[rank] or not torch.equal(wholes[rank], start),
-                    "The parameters are as they were. Replace the three dots.",
-                )
-                for call, count in ranks.calls[rank]:
-                    require(
-                        call != "all_gather" or count == each,
-                        f"{told}: rank {rank} gives all_gather {count} numbers; a shard has {each}.",
-                    )
-                require(torch.equal(gradients[rank], before[rank]), f"{told}: `gradient` of rank {rank} has changed.")
-                shard = state[rank * each : (rank + 1) * each]
-                require(
-                    wholes[rank].shape == start.shape and velocities[rank].shape == shard.shape,
-                    f"{told}: `whole` or `velocity` of rank {rank} has another length.",
-                )
-                require(
-                    close(velocities[rank], shard),
-                    f"{told}: `velocity` of rank {rank} is {numbers(velocities[rank])}; it should be {numbers(shard)}.",
-                )
-                require(
-                    close(wholes[rank], reference.detach()),
-                    f"{told}: `whole` of rank {rank} is {numbers(wholes[rank])}; it should be "
-                    f"{numbers(reference.detach())}.",
-                )
-                called = [call for call, _ in ranks.calls[rank]]
-                require(
-                    sorted(called) == ["all_gather", "reduce_scatter"],
-                    f"{told}: right, but rank {rank} calls {', '.join(called)}; each once is enough.",
-                )
-    right("Each rank keeps one part of the velocities, and the step is that of torch's SGD.")
-
-
-# -- 7
-@question
-def embed(answer: Callable[[Tensor, Tensor, int, Callable[[Tensor], None]], Tensor]) -> None:
-    """`answer(ids, piece, first, all_reduce)` is the rows of the whole table."""
-    tables = ((4, 4), (2, 4, 1), (3, 1, 5, 3), (4,), (1, 1, 1), (3, 2))
-    shapes: tuple[tuple[int, ...], ...] = ((6,), (2, 5), (12,), (4,), (3, 1, 2), (1,))  # in the last one rank has all
-    for lengths, shape in zip(tables, shapes, strict=True):
-        size, words = len(lengths), sum(lengths)
-        table = torch.stack([torch.tensor([word + 1.0, 100.0 * (word + 1)]) for word in range(words)])
-        if len(shape) == 3:
-            table = torch.cat([table, -table[:, :1]], 1).double()  # three numbers in a row, of another type
-        pieces = [piece.clone() for piece in table.split(lengths)]
-        firsts = [sum(map(len, pieces[:rank])) for rank in range(size)]
-        count = torch.Size(shape).numel()
-        ids = (torch.arange(count) * 5 + words - 1).remainder(words).reshape(shape)
-        each = [ids.clone() for _ in range(size)]
-        before = [piece.clone() for piece in pieces]
-        ranks = Ranks(size)
-        found = ranks.run(
-            lambda rank, each=each, pieces=pieces, firsts=firsts, ranks=ranks: returned(
-                answer(each[rank], pieces[rank], firsts[rank], ranks.all_reduce(rank))
-            )
-        )
-        asked = f"A table of {words} rows on {count_noun(size, 'rank')}, ids {shown(ids.tolist())}"
-        wanted = table[ids]
-        for rank, rows in enumerate(found):
-            told = f"{asked}: rank {rank} returns"
-            require(isinstance(rows, Tensor), f"{told} {shown(rows)}; a tensor is wanted.")
-            require(torch.equal(pieces[rank], before[rank]), f"{asked}: the piece of rank {rank} has changed.")
-            require(torch.equal(each[rank], ids), f"{asked}: `ids` of rank {rank} has changed.")
-            require(
-                rows.shape == wanted.shape,
-                f"{told} a tensor of shape {tuple(rows.shape)}; {tuple(wanted.shape)} is wanted.",
-            )
-            require(rows.dtype == table.dtype, f"{told} a tensor of {rows.dtype}; the table is of {table.dtype}.")
-            require(close(rows, wanted), f"{told} {numbers(rows)}; the rows are {numbers(wanted)}.")
-        require(max(ranks.messages) <= 1, f"{asked}: right, but with {max(ranks.messages)} all-reduces; one is enough.")
-        require(min(ranks.messages) == 1, f"{asked}: right, but a rank makes no all-reduce; one is wanted.")
-    right("Where a rank has no row it adds zeros, and the sum over the ranks is the row.")
-
-
-# -- 8
-@question
-def idle(answer: Callable[[list[list[float]]], list[float]]) -> None:
-    """`answer(times)` is how long each stage is idle until the last forward ends."""
-    for times in (
-        [[1, 1], [2, 2]],
-        [[2, 2], [1, 1]],
-        [[3, 4, 5]],
-        [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]],
-        [[1, 5, 1, 1], [2, 1, 4, 1], [1, 1, 1, 6]],
-        [[4, 1, 1], [1, 1, 1], [1, 6, 1], [2, 1, 3]],
-        [[2], [3], [4]],
-        [[6, 1, 1, 1, 1], [1, 1, 1, 1, 4]],
-        [[1, 1, 5], [5, 1, 1]],
-        [[0.5, 1.25], [2, 0.25]],
-    ):
-        ends = [0.0] * len(times)
-        for number in range(len(times[0])):
-            for stage, row in enumerate(times):
-                ends[stage] = max(ends[stage], ends[stage - 1] if stage else 0.0) + row[number]
-        wanted = [ends[-1] - sum(row) for row in times]
-        given: Any = [list(row) for row in times]
-        with trying():
-            found: Any = returned(answer(given))
-        asked = f"idle({times})"
-        require(given == times, f"{asked} changes `times`.")
-        require(
-            isinstance(found, list) and len(found) == len(times),
-            f"{asked} returns {shown(found)}; a list with a number for each of {len(times)} stages is wanted.",
-        )
-        require(
-            all(isinstance(each, int | float) for each in found), f"{asked} returns {shown(found)}; numbers are wanted."
-        )
-        require(
-            all(abs(one - other) < 1e-9 for one, other in zip(found, wanted, strict=True)),
-            f"{asked}: the last forward ends at {ends[-1]:g}, and the stages are idle for "
-            f"{[round(each) if each == round(each) else each for each in wanted]}; you say {shown(found)}.",
-        )
-    right("A stage waits for the stage before it, and for itself.")
-
-
-# -- 9
-class Held:
-    """A tensor that a graph keeps for backward."""
-
-    def __init__(self, layer: int, tensor: Tensor) -> None:
-        self.layer, self.tensor = layer, tensor
-
-
-class Chain:
-    """Layers that count their runs, the graphs that are held, and the outputs of the first pass that are kept."""
-
-    def __init__(self, count: int) -> None:
-        self.held: weakref.WeakSet[Held] = weakref.WeakSet()
-        self.outputs: weakref.WeakSet[Tensor] = weakref.WeakSet()
-        self.most = self.kept = 0
-        self.runs = [0] * count
-        self.weights = [
-            torch.tensor([[0.5, -1.0], [1.5, 0.25 * number]], dtype=torch.float64, requires_grad=True)
-            for number in range(count)
-        ]
-
-    def layer(self, number: int) -> Callable[[Tensor], Tensor]:
-        def pack(tensor: Tensor) -> Held:
-            held = Held(number, tensor.detach())
-            self.held.add(held)
-            self.most = max(self.most, len({each.layer for each in self.held}))
-            return held
-
-        def run(x: Tensor) -> Tensor:
-            require(isinstance(x, Tensor), f"Layer {number} is given {shown(x)}, not a tensor.")
-            self.runs[number] += 1
-            if torch.is_grad_enabled():
-                self.kept = max(self.kept, len(self.outputs))
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
-                y = torch.tanh(x @ self.weights[number])
-            if not torch.is_grad_enabled():
-                self.outputs.add(y)
-            return y
-
-        return run
+# -- 15
+HEIGHTS, WIDTH = [3, 1, 4, 2], 2  # rows of each rank, and their length
+LATE = 2.0  # seconds by which rank 1 comes late: a row that nobody waited for is not there yet
 
 
 @question
-def recompute(answer: Callable[[list[Callable[[Tensor], Tensor]], Tensor, Tensor, int], Tensor]) -> None:
-    """`answer(layers, x, gradient, every)` is the gradient of `x`; no more than `every` layers are held."""
-    for count, every in ((4, 2), (5, 2), (3, 1), (7, 3), (3, 5), (6, 6), (12, 3)):
-        asked = f"{count} layers, {every} in a segment"
-        chain, plain = Chain(count), Chain(count)
-        x = torch.tensor([[0.3, -0.7], [0.1, 0.9], [0.5, 0.2]], dtype=torch.float64)
-        gradient = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [0.25, 3.0]], dtype=torch.float64)
-        before, given = x.clone(), gradient.clone()
-        leaf = y = x.clone().requires_grad_()
-        for number in range(count):
-            y = plain.layer(number)(y)
-        y.backward(gradient)
-        del y
-        layers = [chain.layer(number) for number in range(count)]
-        same_layers = list(layers)
-        with trying():
-            found: Any = returned(answer(layers, x, gradient, every))
-        require(layers == same_layers, f"{asked}: the list `layers` itself has changed; it has {len(layers)} now.")
-        require(
-            torch.equal(x, before) and not x.requires_grad and x.grad is None,
-            f"{asked}: `x` itself has changed; it needed no gradient, and has none.",
-        )
-        require(torch.equal(gradient, given), f"{asked}: `gradient` itself has changed.")
-        for number, runs in enumerate(chain.runs):
-            require(runs <= 2, f"{asked}: layer {number} runs {runs} times; twice is enough.")
-            require(runs, f"{asked}: layer {number} does not run.")
-        require(
-            chain.most <= min(every, count),
-            f"{asked}: the graphs of {chain.most} layers are held at once; {every} are allowed.",
-        )
-        most = -(-count // every)
-        require(
-            chain.kept <= most + 1,
-            f"{asked}: {chain.kept} outputs of layers are kept until backward; the inputs of "
-            f"{count_noun(most, 'segment')} are enough.",
-        )
-        require(
-            isinstance(found, Tensor) and found.shape == x.shape,
-            f"{asked}: you return {shown(found)}; a tensor in the shape of `x` is wanted.",
-        )
-        require(
-            leaf.grad is not None and torch.allclose(found, leaf.grad),
-            f"{asked}: the gradient of `x` is {numbers(leaf.grad)}; yours is {numbers(found)}.",
-        )
-        for number, (mine, wanted) in enumerate(zip(chain.weights, plain.weights, strict=True)):
-            require(mine.grad is not None, f"{asked}: the weight of layer {number} has no gradient.")
-            require(
-                torch.allclose(mine.grad, wanted.grad),
-                f"{asked}: the gradient of the weight of layer {number} is {numbers(wanted.grad)}; yours is "
-                f"{numbers(mine.grad)}.",
-            )
-    right("Each layer ran twice at most, and only one segment was held at any time.")
+def smooth(answer: Callable[[Tensor], Tensor]) -> None:
+    """`answer(x)` runs on each worker: for each row the mean of it and of the rows beside it, also of other ranks."""
+    whole = torch.arange(1.0, sum(HEIGHTS) * WIDTH + 1).square().reshape(-1, WIDTH)
+    given = [(part.clone(),) for part in whole.split(HEIGHTS)]
+    ran = run_on_ranks(smoothed_here, answer, given)
+    places = range(len(whole))
+    wanted = torch.stack([whole[max(place - 1, 0) : place + 2].mean(0) for place in places]).split(HEIGHTS)
+    round_ring = torch.stack([whole[[place - 1, place, (place + 1) % len(whole)]].mean(0) for place in places])
+    for rank, (found, after) in enumerate(ran.values):
+        found, told = returned(found), f"Rank {rank}, with {count_noun(HEIGHTS[rank], 'row')}, returns"
+        require(isinstance(found, Tensor), f"{told} {shown(found)}; a tensor is wanted.")
+        require(same(after, given[rank][0]), f"`x` of rank {rank} has changed.")
+        require(found.shape == after.shape, f"{told} a tensor of shape {tuple(found.shape)}, not {tuple(after.shape)}.")
+        alone = torch.stack([after[max(place - 1, 0) : place + 2].mean(0) for place in range(len(after))])
+        slips = {"No row of another rank is in it.": alone, "The first row and the last are no neighbours.":
+                 round_ring.split(HEIGHTS)[rank]}  # fmt: skip
+        slip = next((f" {why}" for why, other in slips.items() if close(found, other)), "")
+        require(close(found, wanted[rank]), f"{told} {numbers(found)}; {numbers(wanted[rank])} is wanted.{slip}")
+    _one_row_to_each_side(ran)
+    right("One row to each side: what a rank sends does not grow with what it has.")
 
 
-# -- 10
-@question
-def experts(answer: Callable[..., Tensor]) -> None:
-    """`answer(tokens, chosen, expert, size, all_to_all)` is the answers, in the order of the tokens."""
-    for all_chosen in (
-        ([0, 1, 0], [1, 0, 1]),
-        ([1, 0, 0, 1], [0, 0]),
-        ([2, 0, 1, 0], [1, 1, 2], [0, 2, 2, 2, 1]),
-        ([1, 0, 1], [0, 0], [0, 1, 0]),
-        ([], [1, 0, 1]),
-        ([0, 0, 0],),
-        ([3, 1, 3, 2], [0, 3], [], [2, 2, 0]),
-    ):
-        size = len(all_chosen)
-        width, kind = (3, torch.float64) if size == 4 else (2, torch.float32)
-        asked = f"Tokens that choose {[list(row) for row in all_chosen]}"
-        ranks = Ranks(size)
-        calls = [0] * size
-        given = [
-            torch.tensor(
-                [[1000.0 * rank + 10 * place + 1, other, 7.0][:width] for place, other in enumerate(row)], dtype=kind
-            ).reshape(-1, width)
-            for rank, row in enumerate(all_chosen)
-        ]
-        before = [tokens.clone() for tokens in given]
-        chosen = [torch.tensor(row, dtype=torch.long) for row in all_chosen]
-
-        def expert_of(
-            rank: int, calls: list[int] = calls, asked: str = asked, width: int = width
-        ) -> Callable[[Tensor], Tensor]:
-            def expert(rows: Tensor) -> Tensor:
-                require(
-                    isinstance(rows, Tensor) and rows.dim() == 2 and rows.shape[1] == width,
-                    f"{asked}: the expert of rank {rank} is given {shown(rows)}; rows of tokens are wanted.",
-                )
-                strange = [row for row in rows.tolist() if row[1] != rank]
-                require(
-                    not strange,
-                    f"{asked}: the expert of rank {rank} is given a token that chose "
-                    f"{f'expert {strange[0][1]:g}' if strange else ''}.",
-                )
-                calls[rank] += 1
-                return rows * (rank + 2) + 0.5
-
-            return expert
-
-        found = ranks.run(
-            lambda rank, given=given, chosen=chosen, size=size, ranks=ranks, expert_of=expert_of: returned(
-                answer(given[rank], chosen[rank], expert_of(rank), size, all_to_all(ranks, rank))
-            )
-        )
-        for rank, answers in enumerate(found):
-            told = f"{asked}: rank {rank} returns"
-            wanted = before[rank] * (torch.tensor(all_chosen[rank], dtype=torch.long) + 2).unsqueeze(1) + 0.5
-            require(isinstance(answers, Tensor), f"{told} {shown(answers)}; a tensor is wanted.")
-            require(
-                answers.shape == wanted.shape,
-                f"{told} a tensor of shape {tuple(answers.shape)}; it has {len(wanted)} tokens of {width} numbers.",
-            )
-            require(answers.dtype == kind, f"{told} a tensor of {answers.dtype}; its tokens are of {kind}.")
-            require(
-                close(answers, wanted), f"{told} {numbers(answers)}; the answers to its tokens are {numbers(wanted)}."
-            )
-            require(torch.equal(given[rank], before[rank]), f"{asked}: `tokens` of rank {rank} have changed.")
-            require(chosen[rank].tolist() == all_chosen[rank], f"{asked}: `chosen` of rank {rank} has changed.")
-            require(
-                calls[rank] <= 1,
-                f"{asked}: right, but the expert of rank {rank} is called {calls[rank]} times; once is enough.",
-            )
-            require(calls[rank], f"{asked}: right, but the expert of rank {rank} is not called; once is wanted.")
-        require(
-            max(ranks.messages) <= 2, f"{asked}: right, but with {max(ranks.messages)} all-to-alls; two are enough."
-        )
-        fewest = min(ranks.messages)
-        require(fewest == 2, f"{asked}: right, but with {count_noun(fewest, 'all-to-all')} on a rank; two are wanted.")
-    right("There and back: two all-to-alls, and every answer is in the place of its token.")
+def smoothed_here(answer: Callable[[Tensor], Any], x: Tensor) -> tuple[Any, Tensor]:
+    """On a worker: what the answer returns, and the rows after it."""
+    if dist.get_rank() == 1:
+        time.sleep(LATE)
+    return answer(x), x
 
 
-# -- more collectives of the ranks
-# -- 11
-@question
-def normalize(answer: Callable[[Tensor, Tensor, Callable[[Tensor], None]], Tensor]) -> None:
-    """`answer(x, weight, all_reduce)` is this rank's columns of the rows, normalized as one process does."""
-    widths = ((3, 3), (4, 2), (2, 1, 5), (6,), (3, 0), (1, 1, 1, 1), (5, 1))
-    counts = (2, 3, 1, 4, 2, 5, 1)
-    for lengths, rows in zip(widths, counts, strict=True):
-        size, columns = len(lengths), sum(lengths)
-        whole = torch.arange(1.0, rows * columns + 1).reshape(rows, columns).remainder(7) - 2.5
-        scale = torch.arange(1.0, columns + 1)
-        if rows == 4:
-            whole, scale = whole.double(), scale.double()
-        wanted = (whole / whole.square().mean(-1, keepdim=True).sqrt() * scale).split(lengths, -1)
-        before = [part.clone() for part in whole.split(lengths, -1)], [part.clone() for part in scale.split(lengths)]
-        xs, weights = ([part.clone() for part in parts] for parts in before)
-        ranks = Ranks(size)
-        found = ranks.run(
-            lambda rank, xs=xs, weights=weights, ranks=ranks: returned(
-                answer(xs[rank], weights[rank], ranks.all_reduce(rank))
-            )
-        )
-        asked = f"{count_noun(rows, 'row')} of {columns} numbers, of which the ranks have {shown(list(lengths))}"
-        for rank, part in enumerate(found):
-            told = f"{asked}: rank {rank} returns"
-            require(isinstance(part, Tensor), f"{told} {shown(part)}; a tensor is wanted.")
-            require(same(xs[rank], before[0][rank]), f"{asked}: `x` of rank {rank} has changed.")
-            require(same(weights[rank], before[1][rank]), f"{asked}: `weight` of rank {rank} has changed.")
-            require(
-                part.shape == wanted[rank].shape,
-                f"{told} a tensor of shape {tuple(part.shape)}; {tuple(wanted[rank].shape)} is wanted.",
-            )
-            require(part.dtype == whole.dtype, f"{told} a tensor of {part.dtype}; `x` is of {whole.dtype}.")
-            require(close(part, wanted[rank]), f"{told} {numbers(part)}; one process has {numbers(wanted[rank])}.")
-        require(max(ranks.messages) <= 1, f"{asked}: right, but with {max(ranks.messages)} all-reduces; one is enough.")
-        require(min(ranks.messages) == 1, f"{asked}: right, but a rank makes no all-reduce; one is wanted.")
-        require(
-            max(ranks.sent) <= rows + 1,
-            f"{asked}: right, but a rank adds up {max(ranks.sent)} numbers, where {rows + 1} are enough.",
-        )
-    right("A sum and a count can be added up; a mean or a root cannot.")
-
-
-def all_gather(ranks: Ranks, rank: int) -> Callable[[Tensor], list[Tensor]]:
-    def all_gather(tensor: Tensor) -> list[Tensor]:
-        require(isinstance(tensor, Tensor), f"`all_gather` takes a tensor, not {shown(tensor)}.")
-        ranks.count(rank, "all_gather", tensor.numel())
-        call = f"all_gather with shape {tuple(tensor.shape)}"
-        return [each.clone() for each in ranks.meet(rank, call, tensor.detach().clone())]
-
-    return all_gather
-
-
-def all_to_all(ranks: Ranks, rank: int) -> Callable[[list[Tensor]], list[Tensor]]:
-    def all_to_all(parts: list[Tensor]) -> list[Tensor]:
-        told = f"{ranks.size} ranks: rank {rank} gives all_to_all"
-        require(isinstance(parts, list | tuple), f"{told} {shown(parts)}, not a list.")
-        require(len(parts) == ranks.size, f"{told} a list of {len(parts)}; a tensor for each rank is wanted.")
-        for part in parts:
-            require(isinstance(part, Tensor), f"{told} {shown(part)} in its list, not a tensor.")
-        ranks.count(rank, "all_to_all", sum(part.numel() for part in parts))
-        found = ranks.meet(rank, "all_to_all", [part.detach().clone() for part in parts])
-        return [theirs[rank] for theirs in found]
-
-    return all_to_all
-
-
-def numbers(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return shown(value)
-    flat = [round(each, 3) for each in value.flatten().tolist()]
-    return shown([int(each) if float(each).is_integer() else each for each in flat])
-
-
-def close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one.double(), other.double(), atol=1e-5)
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same numbers; nan is the same as nan."""
-    return one.shape == other.shape and torch.equal(one.nan_to_num(nan=0.125), other.nan_to_num(nan=0.125))
+def _one_row_to_each_side(ran: Run) -> None:
+    for rank, calls in enumerate(ran.calls):
+        told = f"Right; but in the trace rank {rank}"
+        others = sorted({call.op for call in calls} - {"send"})
+        require(not others, f"{told} calls {', '.join(others)}; messages to the ranks beside it are enough.")
+        sizes = [call.size for call in calls]
+        sides = sum(0 <= beside < len(HEIGHTS) for beside in (rank - 1, rank + 1))
+        require(len(sizes) <= sides, f"{told} sends {count_noun(len(sizes), 'message')}; {sides} are enough.")
+        require(sum(sizes) <= 4 * WIDTH * sides, f"{told} sends {sum(sizes)} bytes; a row to each side has "
+                f"{4 * WIDTH * sides}.")  # fmt: skip

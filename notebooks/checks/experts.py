@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, differ, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 
 Counts = list[list[int]]
 
@@ -43,11 +45,8 @@ def splits(answer: Callable[[Counts, int], Any]) -> None:
             with trying():
                 found = returned(answer([list(row) for row in counts], rank))
             case = f"counts {counts}, rank {rank}"
-            pair = isinstance(found, tuple) and len(found) == 2
-            require(pair, f"It should return a pair of lists, (sent, received), not {shown(found)}.")
+            found = read(found, ([int], [int]), "It should return a pair of lists of numbers, (sent, received)")
             for part in found:
-                plain = isinstance(part, list) and all(isinstance(each, int) for each in part)
-                require(plain, f"`all_to_all_single` takes lists of numbers, not {shown(part)}.")
                 require(len(part) == ranks, f"{case}: one number for each of {ranks} ranks; {part} has {len(part)}.")
             sent, received = between[rank], [row[rank] for row in between]
             require(found != (received, sent) or sent == received, f"{case}: the two lists are the wrong way round.")
@@ -102,8 +101,7 @@ def order_of(answer: Callable[[Tensor], Any]) -> None:
         with trying(), _Unstable() as unstable:
             found = returned(answer(torch.tensor(numbers, dtype=torch.long)))
         case = f"chosen {numbers}"
-        pair = isinstance(found, tuple) and len(found) == 2 and all(isinstance(each, Tensor) for each in found)
-        require(pair, f"It should return a pair of tensors, (order, inverse), not {shown(found)}.")
+        found = read(found, (Tensor, Tensor), "It should return a pair of tensors, (order, inverse)")
         for name, each in zip(("order", "inverse"), found, strict=True):
             kind = str(each.dtype).removeprefix("torch.")
             require(kind in ("int64", "int32"), f"{case}: `{name}` is a tensor of {kind}, which is no index.")
@@ -150,8 +148,7 @@ def capacity(answer: Callable[[list[int], int, int], Any]) -> None:
             found = returned(answer(given, experts, places))
         case = f"chosen {chosen}, capacity {places}"
         require(given == chosen, f"{case}: `chosen` itself has changed; it is {given} now.")
-        plain = isinstance(found, list) and all(isinstance(each, bool) for each in found)
-        require(plain, f"It should return a list of True and False, not {shown(found)}.")
+        found = read(found, [bool], "It should return a list of True and False")
         require(len(found) == len(chosen), f"{case}: one for each of the {len(chosen)} tokens, not {len(found)}.")
         wanted = [chosen[:at].count(expert) < places for at, expert in enumerate(chosen)]
         if found != wanted:
@@ -171,6 +168,75 @@ def _wrong_capacity(found: list[bool], wanted: list[bool], chosen: list[int], pl
     if found == [chosen.count(expert) <= places for expert in chosen]:
         return f"{case}: an expert with too many tokens still keeps the first {places} of them."
     return f"{case}: kept are {wanted}, not {shown(found)}."
+
+
+# -- dispatch and combine on the workers
+RANKS, WIDTH = 4, 3
+ROUTED = [[2, 0, 2, 1, 3], [], [3, 3, 0], [1, 2, 2, 0, 1, 2]]  # of each rank's tokens; expert 2 has most, rank 1 none
+EXCHANGES = 3
+MOST = 4 * WIDTH * max(map(len, ROUTED))  # bytes of a rank's tokens
+TIMES = [2.0, -1.0, 3.0, 0.5]  # what an expert does to a token
+
+
+@exercise(
+    "Three exchanges: how many tokens go where, the tokens, and the answers. What a rank has sent in the second it "
+    "gets back in the third. And a rank without tokens has an expert that others need.",
+    "Begin with `order, inverse = sorted_by_expert(chosen)`, and with `sent = chosen.bincount(minlength=size)` and "
+    "`received = torch.empty_like(sent)` for `dist.all_to_all_single(received, sent)`.",
+)
+def on_ranks(answer: Callable[[Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor]) -> None:
+    """`answer(tokens, chosen, expert)` runs on each worker: each token is answered by the expert of its rank."""
+    tokens = [torch.arange(1.0, 1 + WIDTH * len(own)).reshape(-1, WIDTH) + 100 * rank
+              for rank, own in enumerate(ROUTED)]  # fmt: skip
+    given = [(each, torch.tensor(own, dtype=torch.long)) for each, own in zip(tokens, ROUTED, strict=True)]
+    ran = run_on_ranks(answer_here, answer, given)
+    for rank, ((found, after), own) in enumerate(zip(ran.values, tokens, strict=True)):
+        _answered(rank, returned(found), own)
+        require(torch.equal(after, own), f"Rank {rank}: `tokens` has changed; leave it as it was.")
+    _three_exchanges(ran)
+    right("Each token has been to its expert and back, and none has travelled for nothing.")
+
+
+def own_expert(tokens: Tensor) -> Tensor:
+    """What this rank's expert answers."""
+    rank = dist.get_rank()
+    require(tokens.dim() == 2 and tokens.shape[1] == WIDTH, f"Rank {rank}: `expert` gets {list(tokens.shape)}; it "
+            f"takes (tokens, {WIDTH}).")  # fmt: skip
+    return TIMES[rank] * tokens
+
+
+def answer_here(answer: Callable[..., Any], tokens: Tensor, chosen: Tensor) -> tuple[Any, Tensor]:
+    """On a worker: the answers of the tokens, and the tokens after it."""
+    return answer(tokens, chosen, own_expert), tokens
+
+
+def _answered(rank: int, found: Any, tokens: Tensor) -> None:
+    told = f"Rank {rank}, with {len(tokens)} tokens for the experts {ROUTED[rank]}"
+    require(isinstance(found, Tensor), f"{told}, returns {shown(found)}, not a tensor.")
+    require(found.shape == tokens.shape, f"{told}, returns {list(found.shape)}; an answer for each token is wanted, "
+            f"{list(tokens.shape)}.")  # fmt: skip
+    times = torch.tensor([TIMES[expert] for expert in ROUTED[rank]])[:, None]
+    wanted = times * tokens
+    order = torch.tensor(ROUTED[rank], dtype=torch.long).argsort(stable=True)
+    slips = {
+        "Its own expert has answered all of them.": TIMES[rank] * tokens,
+        "They are right, but sorted by expert, not in the order of the tokens.": wanted[order],
+        "They are right, but in another order: `order` sorts, and `inverse` undoes it.": wanted[order][order],
+        "They are the tokens themselves: no expert has computed.": tokens,
+    }
+    slip = next((f" {name}" for name, other in slips.items() if torch.equal(found, other)), "")
+    mixed = " They are answers of other experts, or of other tokens." if not slip else ""
+    require(torch.equal(found, wanted), f"{told}, does not get their answers back.{slip or mixed}")
+
+
+def _three_exchanges(ran: Run) -> None:
+    for rank, calls in enumerate(ran.calls):
+        told = f"Right; but in the trace rank {rank}"
+        require(len(calls) <= EXCHANGES, f"{told} makes {len(calls)} exchanges. Three are enough: the counts, the "
+                "tokens, the answers.")  # fmt: skip
+        largest = max(calls, key=lambda call: call.size)
+        require(largest.size <= MOST, f"{told} exchanges {largest.size} bytes by {largest.op}. No rank has more than "
+                f"{MOST} bytes of tokens: send each to its expert alone.")  # fmt: skip
 
 
 # -- top-2
@@ -213,12 +279,12 @@ def combine(answer: Callable[[Tensor, Tensor, Tensor, int], Any]) -> None:
             wanted[number] = (weight[mine, None] * answers[mine]).sum(0) / weight[mine].sum()
         near = 1e-9 if kind == torch.double else 1e-4
         if not torch.allclose(found.double(), wanted, rtol=near, atol=near):
-            raise NotYet(_wrong_combine(found.double(), wanted, answers, token, weight, case))
+            raise NotYet(_wrong_combine(found, wanted, answers, token, weight, case))
     right("Mixtral combines its two experts in this way.")
 
 
 def _wrong_combine(found: Tensor, wanted: Tensor, answers: Tensor, token: Tensor, weight: Tensor, case: str) -> str:
-    count = len(wanted)
+    raw, found, count = found, found.double(), len(wanted)
     plain = torch.zeros_like(wanted).index_add(0, token, weight[:, None] * answers)
     if torch.allclose(found, plain):
         return f"{case}: the weights of a token do not add up to 1 yet."
@@ -238,9 +304,32 @@ def _wrong_combine(found: Tensor, wanted: Tensor, answers: Tensor, token: Tensor
     empty = [number for number in range(count) if number not in token.tolist()]
     if empty and not torch.isfinite(found[empty]).all():
         return f"{case}: token {empty[0]} has no row; its result is 0, not {found[empty[0], 0]:g}."
-    wrong = next((number for number in range(count) if not torch.allclose(found[number], wanted[number])), 0)
-    return f"{case}: token {wrong} should get {_numbers(wanted[wrong])}, not {_numbers(found[wrong])}."
+    wrong = int((found - wanted).abs().sum(1).nan_to_num(nan=torch.inf).argmax())
+    return f"{case}: token {wrong} should get {differ(wanted[wrong], raw[wrong])}."
 
 
-def _numbers(tensor: Tensor) -> str:
-    return ", ".join(f"{number:.4g}" for number in tensor.flatten().tolist())
+# -- on paper
+ENOUGH = 2 * 2 * 63 / 64 / 50e9 * 400e12 / (2 * 3)
+SLIPS = {
+    "A vector travels there and an answer back, and each of their numbers has two bytes.": ENOUGH / 2,
+    "A multiplication and an addition are two operations.": ENOUGH * 2,
+    "An expert has three matrices here.": ENOUGH * 3 / 2,
+    "An expert has three matrices, and each number of them is used once for a token.": ENOUGH * 3,
+    "In practice a GPU computes 400 TFLOP/s, not its peak.": ENOUGH * 989 / 400,
+    "Most of the experts are in other hosts, behind 50 GB/s.": ENOUGH / 9,
+    "Only forward is asked for, also of the operations.": ENOUGH / 3,
+}
+
+
+@exercise(
+    "Write both times for one token and one of its experts: the bytes of two vectors, and the operations of three "
+    "matrices. What is in both?",
+    "Begin with `moving = 2 * d * 2 * 63 / 64 / 50e9` and `computing = 2 * 3 * d * h / 400e12`.",
+)
+def wide_enough(answer: float) -> None:
+    """`answer` is the hidden width with which experts compute as long as their all-to-alls take, within 1 %."""
+    h = read(answer, float, "A number is wanted: how large h must be")
+    told = f"With h = {h:.5g} the experts compute {h / ENOUGH:.3g} times as long as the two all-to-alls take"
+    require(abs(h - ENOUGH) <= 0.01 * ENOUGH, f"{told}; both should take equally long." + name_slip(h, SLIPS, 0.005))
+    right("Mixtral's experts have 14,336 and are wide enough; those of DeepSeek-V3 have 2,048, and send 2.6 times as "
+          "long as they compute.")  # fmt: skip

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.interleaving import TOGETHER, Call, interleaved
@@ -115,7 +115,7 @@ def lamport(answer: Callable[[list[Event]], list[int]]) -> None:
         with trying():
             found = returned(answer(given))
         require(given == events, "It changes the list of events that it was given.")
-        require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
+        found = read(found, [int], "The answer should be a list of whole numbers")
         require(len(found) == len(events), f"{len(events)} events need as many numbers, not {len(found)}.")
         wanted = _clocks(events)
         told = ", ".join(f"{who} {_told(what, message)}" for what, who, message in events)
@@ -215,7 +215,7 @@ def _one_by_one(answer: Any) -> None:
     work = Work()
     with trying():
         once = answer(work)
-        first = returned(once.call("t1", 5))
+        first = returned(once.call("t1", 5), once.call)
         again = once.call("t1", 5)
         runs = len(work.runs)
         other = once.call("t2", 5)

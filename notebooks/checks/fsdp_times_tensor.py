@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+import torch
+from tiny_transformer import TinyTransformer, batch, loss_of, make_model
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from checks import NotYet, differ, dots_left, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import run_on_ranks
 
 MESHES = [(8, 2, 2), (24, 2, 3), (24, 3, 2), (128, 2, 2), (12, 1, 4), (12, 4, 1), (6, 1, 1), (16, 4, 2)]  # rows, dp, tp
 
@@ -24,9 +29,7 @@ def rows_held(answer: Callable[[int, int, int, int], list[int]]) -> None:
             case = f"{rows} rows, dp={dp}, tp={tp}: rank {rank}"
             with trying(case):
                 found = returned(answer(rows, dp, tp, rank))
-            require(type(found) is list, f"{case} should get a list, not {shown(found)}.")
-            plain = all(isinstance(row, Integral) for row in found)
-            require(plain, f"{case} should get a list of whole numbers, not {shown(found)}.")
+            found = read(found, [int], f"{case} should get a list of whole numbers")
             each = rows // (dp * tp)
             begin = rank % tp * (rows // tp) + rank // tp * each
             wanted = [*range(begin, begin + each)]
@@ -64,11 +67,11 @@ def bytes_held(answer: Callable[[list[tuple[int, bool]], int, int], Any]) -> Non
     for parameters, dp, tp in MODELS:
         with trying():
             found = returned(answer(list(parameters), dp, tp))
-        require(isinstance(found, int | float), f"It should return a number, not {shown(found)}.")
+        found = read(found, float, "It should return a number")
         cut, whole = (sum(count for count, by_tp in parameters if by_tp is kind) for kind in (True, False))
         wanted = 16 * (cut / (dp * tp) + whole / dp)
         if found != wanted:
-            raise NotYet(_bytes_hint(float(found), cut, whole, dp, tp, f"{parameters}, dp={dp}, tp={tp}"))
+            raise NotYet(_bytes_hint(found, cut, whole, dp, tp, f"{parameters}, dp={dp}, tp={tp}"))
     right("As the panel says.")
 
 
@@ -80,7 +83,7 @@ def _bytes_hint(found: float, cut: int, whole: int, dp: int, tp: int, case: str)
         return f"{case}: what tensor parallel does not cut is cut by FSDP alone."
     if found == 16 * (cut / (dp * tp) + whole):
         return f"{case}: FSDP cuts the others, too."
-    return f"{case}: a rank holds {16 * piece:g} bytes, not {found:g}."
+    return f"{case}: a rank holds {differ(16 * piece, found, ' bytes, not ', 6)}."
 
 
 @exercise(
@@ -92,14 +95,14 @@ def gathers(answer: Callable[[int, bool], Any]) -> None:
     for blocks in (7, 2, 1):
         for keep in (False, True):
             with trying():
-                found = returned(answer(blocks, keep))
+                found = read(answer(blocks, keep), int, "A whole number is wanted")
             wanted = blocks * (1 if keep else 2) + 1
             case = f"{blocks} block{'s' if blocks > 1 else ''}, {'kept' if keep else 'not kept'}"
             require(found != wanted - 1, f"{case}: not {found}. The model itself has parameters outside of its blocks.")
             require(found != wanted + 1, f"{case}: not {found}. The model itself stays whole until its backward.")
             require(
-                type(found) is int and found == wanted,
-                f"{case}: not {shown(found)}. Count in the timeline: which groups are gathered, and when?",
+                found == wanted,
+                f"{case}: not {found}. Count in the timeline: which groups are gathered, and when?",
             )
     right("Memory, or twice the traffic: you choose.")
 
@@ -112,6 +115,80 @@ STEPS = [  # numbers, sums, tokens, width, dp, tp
 ]
 
 
+# -- a step on the workers
+RANKS, ROWS = 4, 8
+CUT = ("attention.query", "attention.key", "attention.value", "attention.out", "feed.up", "feed.down")
+
+
+@exercise(
+    "First the computation is cut, then the storage. Which ranks have the same rows of the batch, and over which ranks "
+    "is the loss averaged?",
+    "Begin with `mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))`. `rows_here(inputs, mesh['dp'])` "
+    "of `recipes.py` has this rank's rows.",
+)
+def on_ranks(answer: Callable[[TinyTransformer, Tensor, Tensor], Any]) -> None:
+    """`answer(model, inputs, targets)` runs on each worker: a forward and backward on two by two ranks."""
+    ran = run_on_ranks(step_here, answer, [()] * RANKS)
+    alone, (inputs, targets) = make_model(), batch(step=0, rows=ROWS)
+    loss = loss_of(alone(inputs), targets)
+    loss.backward()
+    for rank, seen in enumerate(ran.values):
+        require(seen["numbers"] != {name: each.numel() for name, each in alone.named_parameters()},
+                f"Rank {rank} has the whole model: nothing was cut.{dots_left()}")  # fmt: skip
+        require(None not in seen["gradients"].values(), f"Rank {rank}: there are no gradients. Has backward run?")
+        _pieces(rank, seen["numbers"], alone)
+        rows = seen["rows"]
+        require(rows == [ROWS // 2], f"Rank {rank} has computed with {' and '.join(map(str, rows)) or 'no'} rows of "
+                f"{ROWS}. Along `dp` two ranks share them; along `tp` two ranks have the same.")  # fmt: skip
+        gradients = seen["gradients"]
+        wrong = next((name for name, one in alone.named_parameters() if not _is_near(gradients[name], one.grad)), "")
+        require(not wrong, f"Rank {rank}: the gradient of {wrong} is not that of one process. Which ranks have the "
+                "same rows, and over which is a gradient averaged?")  # fmt: skip
+        found = read(seen["loss"], float, f"Rank {rank}: the loss is wanted, a number")
+        require(abs(found - loss.item()) < 1e-5, f"Right gradients; but rank {rank} returns "
+                f"{differ(loss.item(), found, ' as the loss of all rows is wanted, not ')}.")  # fmt: skip
+    right("Two cuts of the model, one of the batch, and the gradients of one process.")
+
+
+def step_here(answer: Callable[[TinyTransformer, Tensor, Tensor], Any]) -> dict[str, Any]:
+    """On a worker: what the answer returns, and the pieces, rows and gradients of the model after it."""
+    model, rows = make_model(), []
+    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    loss = answer(model, *batch(step=0, rows=ROWS))
+    parameters = dict(model.named_parameters())
+    numbers = {name: _local(each).numel() for name, each in parameters.items()}
+    gradients = {name: _whole(each.grad) for name, each in parameters.items()}
+    loss = loss.detach() if isinstance(loss, Tensor) else loss
+    return {"loss": _whole(loss), "rows": rows, "numbers": numbers, "gradients": gradients}
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _is_near(found: Tensor | None, wanted: Tensor | None) -> bool:
+    assert wanted is not None
+    return found is not None and found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-5)
+
+
+def _pieces(rank: int, numbers: dict[str, int], alone: nn.Module) -> None:
+    """The matrices of the blocks are cut in four, all else in two."""
+    sizes = {name: each.numel() for name, each in alone.named_parameters()}
+    for name, size in sizes.items():
+        cut = any(f".{matrix}.weight" in name for matrix in CUT)
+        share = numbers[name] / size
+        told = f"Rank {rank} has {numbers[name]} of the {size} numbers of {name}"
+        if cut:
+            require(share <= 1 / 4, f"{told}. Tensor parallel cuts it in two, and FSDP each half again.")
+        require(share < 1, f"{told}. FSDP should cut it over `dp`: no block has it, so the model itself takes it.")
+        if not cut and "norm" in name:
+            require(share >= 1 / 2, f"{told}. FSDP cuts over the two ranks of `dp`, not over all four.")
+
+
 @exercise(
     "Along dp each rank gathers the part of the model that tensor parallel has left it: numbers / tp.",
     "Along tp: sums * 2 (tp - 1) / tp * tokens * width * 4 bytes. Along dp 3 (dp - 1) / dp of what is gathered.",
@@ -121,17 +198,15 @@ def sent(answer: Callable[..., tuple[float, float]]) -> None:
     for numbers, sums, tokens, width, dp, tp in STEPS:
         with trying():
             found = returned(answer(numbers, sums, tokens, width, dp, tp))
-        require(isinstance(found, tuple) and len(found) == 2, f"A pair is wanted, not {shown(found)}.")
+        found = read(found, (float, float), "A pair of numbers is wanted")
         along_tp = sums * 2 * (tp - 1) / tp * tokens * width * 4
         along_dp = 3 * (dp - 1) / dp * numbers / tp * 4
         case = f"{numbers} parameters, {sums} sums of {tokens} vectors of {width}, dp={dp}, tp={tp}"
-        for number in found:
-            require(isinstance(number, int | float), f"{case}: two numbers are wanted, not {shown(found)}.")
         turned = along_dp != along_tp and found == (along_tp, along_dp)
         require(not turned, f"{case}: these are the two numbers, and the one along dp comes first: not {shown(found)}.")
         for name, number, wanted in zip(("dp", "tp"), found, (along_dp, along_tp), strict=True):
             require(
                 abs(number - wanted) < 1e-6 * max(1, wanted),
-                f"{case}: along {name} a rank sends {wanted:g} bytes, not {number:g}.",
+                f"{case}: along {name} a rank sends {differ(wanted, number, ' bytes, not ', 6)}.",
             )
     right("The batch makes the traffic along tp, the model that along dp.")

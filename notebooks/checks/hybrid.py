@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checks import exercise, require, returned, right, shown, trying
+from checks import exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
@@ -29,7 +29,7 @@ def factors(answer: Callable[[list[int]], Sequence[float]]) -> None:
         with trying():
             found = returned(answer(given))
         require(given == samples, "It changes the list of samples that it was given.")
-        require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
+        found = read(found, [float], "The answer should be a list of numbers")
         require(len(found) == len(samples), f"{len(samples)} trainers need as many factors, not {shown(found)}.")
         means = [part.mean(0) for part in of_each.split(samples)]
         with trying("A factor times a gradient"):

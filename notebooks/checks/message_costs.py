@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import costs
+import torch
 
-from checks import exercise, require, returned, right, shown, trying
+from checks import differ, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
@@ -31,13 +32,15 @@ def fit(answer: Callable[[Sequence[float], Sequence[float]], tuple[float, float]
         require(not _near(found[1], 1 / beta),
                 f"{asked}: your beta is {found[1]:.3g}, seconds for each byte. beta is bytes per second.")  # fmt: skip
         require(_near(found[0], alpha) and _near(found[1], beta),
-                f"{asked}: you find alpha = {found[0]:.3g} and beta = {found[1]:.3g}.")  # fmt: skip
+                f"{asked}: you find alpha = {found[0]:.3g} and beta = {found[1]:.3g}."
+                + _slip_of_fit(found, sizes, [alpha + n / beta for n in sizes]))  # fmt: skip
     for alpha, beta in ((1e-4, 1e9), (3e-5, 1e10)):
         times = [(alpha + n / beta) * (1 + WOBBLE[k % len(WOBBLE)]) for k, n in enumerate(SIZES)]
         found, wanted = _fitted(answer, SIZES, times), costs.fit(SIZES, times)
         for name, mine, best, unit in zip(("alpha", "beta"), found, wanted, ("s", "bytes/s"), strict=True):
-            require(_near(mine, best), f"Points up to 10 % off the line: you find {name} = {mine:.4g} {unit}; the "
-                    f"least squares of relative errors have {name} = {best:.4g} {unit}.")  # fmt: skip
+            told = differ(mine, best, f" {unit}; the least squares of relative errors have {name} = ")
+            require(_near(mine, best), f"Points up to 10 % off the line: you find {name} = {told} {unit}."
+                    f"{_slip_of_fit(found, SIZES, times)}")  # fmt: skip
     right("Small messages fix alpha, large ones fix beta, and each counts as much as the other.")
 
 
@@ -46,9 +49,20 @@ def _fitted(answer: Callable[..., Any], sizes: Sequence[float], times: Sequence[
     with trying("The function"):
         found = returned(answer(*given))
     require(given == (list(sizes), list(times)), "The lists that the function was given have changed.")
-    require(isinstance(found, tuple | list) and len(found) == 2, f"(alpha, beta) is wanted, not {shown(found)}.")
-    with trying("float() of what you return"):
-        return float(found[0]), float(found[1])
+    alpha, beta = read(found, (float, float), "(alpha, beta) is wanted")
+    return alpha, beta
+
+
+def _slip_of_fit(found: tuple[float, float], sizes: Sequence[float], times: Sequence[float]) -> str:
+    """Return the sentence on a mistake that may have led to an answer of `fit`; empty if none is known."""
+    n, t = torch.tensor(sizes, dtype=torch.double), torch.tensor(times, dtype=torch.double)
+    alpha, per_byte = (
+        torch.linalg.lstsq(torch.stack([torch.ones_like(n), n], 1), t[:, None]).solution.flatten().tolist()
+    )
+    if _near(found[0], alpha) and _near(found[1], 1 / per_byte):
+        return " Yours are those of plain least squares, in which one large message outweighs all small ones."
+    lost = abs(found[0]) < 1e-3 * min(times)
+    return " Your alpha is next to nothing. In float32 it is lost beside the large messages." if lost else ""
 
 
 @exercise(
@@ -66,9 +80,9 @@ def relay(answer: Callable[[float, int, int, float, float], float]) -> None:
             found = returned(answer(n, k, hops, alpha, beta))
         wanted = _played(n, k, hops, alpha, beta)
         asked = f"{n:g} bytes in {k} piece{'s' * (k > 1)} over {hops} hop{'s' * (hops > 1)}"
-        require(isinstance(found, float | int) and _near(found, wanted),
-                f"{asked}, alpha = {alpha:g} s, beta = {beta:g} bytes/s: it takes {wanted:.6g} s; you say "
-                f"{f'{found:.6g} s' if isinstance(found, float | int) else shown(found)}.")  # fmt: skip
+        found = read(found, float, f"{asked}: a number of seconds is wanted")
+        require(_near(found, wanted), f"{asked}, alpha = {alpha:g} s, beta = {beta:g} bytes/s: it takes "
+                f"{differ(wanted, found, ' s; you say ', 6)} s.")  # fmt: skip
     right("With one hop, pieces cost only latency; with more hops they let the hops work at once.")
 
 
@@ -99,14 +113,14 @@ def best_pieces(answer: Callable[[float, int, float, float], int]) -> None:
         with trying("The function"):
             found: Any = returned(answer(n, hops, alpha, beta))
         asked = f"{n:g} bytes over {hops} hop{'s' * (hops > 1)}, alpha = {alpha:g} s, beta = {beta:g} bytes/s"
-        require(isinstance(found, int), f"{asked}: a whole number is wanted, not {shown(found)}.")
+        found = read(found, int, f"{asked}: a whole number is wanted")
         require(found >= 1, f"{asked}: you say {found} pieces; there is at least one.")
         mine = costs.relay_time(n, found, hops, alpha, beta)
         ideal = math.floor(math.sqrt((hops - 1) * n / (alpha * beta)))
         best = min((max(1, ideal), ideal + 1), key=lambda k: costs.relay_time(n, k, hops, alpha, beta))
         least = costs.relay_time(n, best, hops, alpha, beta)
-        require(mine <= least * (1 + 1e-9), f"{asked}: you say {found}, which takes {mine * 1e3:.4g} ms; with {best} "
-                f"it takes {least * 1e3:.4g} ms.")  # fmt: skip
+        told = differ(mine * 1e3, least * 1e3, f" ms; with {best} it takes ")
+        require(mine <= least * (1 + 1e-9), f"{asked}: you say {found}, which takes {told} ms.")
     right("A balance of latency, which wants few pieces, and waiting, which wants many.")
 
 
@@ -134,10 +148,10 @@ def schedule(answer: Callable[[Sequence[costs.Round], float, float], float]) -> 
             found = returned(answer(given, 1e-3, 1e9))
         require(given == rounds, "The lists that the function was given have changed.")
         wanted = costs.schedule_time(rounds, 1e-3, 1e9)
-        require(isinstance(found, float | int) and abs(found - wanted) < 1e-9,
+        found = read(found, float, f"{what[0].upper()}{what[1:]}: a number of seconds is wanted")
+        require(abs(found - wanted) < 1e-6 * max(wanted, 1e-3),
                 f"{what[0].upper()}{what[1:]}, alpha = 1 ms and beta = 1 byte per ns: {_told(rounds)} takes "
-                f"{wanted * 1e3:g} ms; you say "
-                f"{f'{found * 1e3:g} ms' if isinstance(found, float | int) else shown(found)}.")  # fmt: skip
+                f"{differ(wanted * 1e3, found * 1e3, ' ms; you say ', 6)} ms.")  # fmt: skip
     right("That is the cost of any collective, once you have written down who sends what in which round.")
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 from checks.ranks import AllReduce, Ranks
 
 FORMATS = {3: "3 bits", 7: "7 bits (bfloat16)", 10: "10 bits (float16)", 23: "23 bits (float32)"}
@@ -46,12 +47,9 @@ def rounded(answer: Callable[[float, int], Any]) -> None:
             wanted = _nearest(value, bits)
             with trying():
                 found = returned(answer(value, bits))
-            require(
-                isinstance(found, int | float) and not isinstance(found, bool),
-                f"It should return a number, not {shown(found)}.",
-            )
+            found = read(found, float, "It should return a number")
             if found != wanted:
-                raise NotYet(_why(value, float(found), wanted, bits, name))
+                raise NotYet(_why(value, found, wanted, bits, name))
         if bits in (7, 10):
             dtype = torch.bfloat16 if bits == 7 else torch.float16
             assert all(_nearest(v, bits) == torch.tensor(v, dtype=dtype).item() for v in ties), "the check itself"
@@ -79,7 +77,7 @@ def least_update(answer: Callable[[float, int], Any]) -> None:
         for weight in (1.0, 3.0, 0.125, -6.0, 0.15625, 96.0, 1.75, -0.375, 2.0**-20, -4.0, -0.5):
             with trying():
                 found = returned(answer(weight, bits))
-            require(isinstance(found, int | float), f"It should return a number, not {shown(found)}.")
+            found = read(found, float, "It should return a number")
             case, spacing = f"weight {weight}, {name}", _spacing(weight, bits)
             if found == spacing / 2:
                 continue
@@ -132,8 +130,7 @@ def scaled_step(answer: Callable[[list[Tensor], float, int, int, AllReduce], Any
             )
         )
         for rank, each in enumerate(found):
-            three = isinstance(each, tuple | list) and len(each) == 3
-            require(three, f"It should return (apply, scale, clean), not {shown(each)}.")
+            each = read(each, (object, float, int), "It should return (apply, scale, clean)")
             _judge(each, rank, faults, (scale, clean, interval), case)
             if not seen:
                 wanted = _scaled(rank, CLEAN, 1.0)
@@ -203,6 +200,88 @@ SUMS = [  # the start, the update, how often
 ]
 
 
+# -- unscale, clip and skip on the workers
+RANKS, LARGEST, SCALE = 4, 2.0, 1024.0
+PIECES = {  # of the gradients of a model, before the scale: what each rank has in its tensors
+    "a norm below the largest": [[[0.3, -0.4]], [[0.1]], [[0.2], [0.6, 0.1]], [[-0.5]]],
+    "a norm above the largest": [[[3.0, -4.0]], [[1.0]], [[2.0], [6.0, 1.0]], [[-5.0]]],
+    "rank 1 has no gradients": [[[3.0, 1.0]], [], [[2.0]], [[4.0], [-1.0]]],
+    "rank 2 has an infinite gradient": [[[0.3, -0.4]], [[0.1]], [[0.2], [float("inf"), 0.1]], [[-0.5]]],
+    "rank 3 has a nan": [[[0.3, -0.4]], [[0.1]], [[0.2], [0.6, 0.1]], [[float("nan")]]],
+}
+
+
+@exercise(
+    "The square of the norm of all gradients is a sum over the ranks. What becomes of a sum in which one number is "
+    "infinite, or nan?",
+    "Begin with `square = torch.zeros(())`, to which each rank adds the squares of its own gradients divided by the "
+    "scale. After `dist.all_reduce(square)` all ranks know the norm, and whether to skip.",
+)
+def on_ranks(answer: Callable[[list[Tensor], float, float], bool]) -> None:
+    """`answer(gradients, scale, most)` runs on each worker: unscaled and clipped alike, or skipped by all."""
+    given = [([[torch.tensor(each) * SCALE for each in pieces[rank]] for pieces in PIECES.values()],)
+             for rank in range(RANKS)]  # fmt: skip
+    ran = run_on_ranks(each_case, answer, given)
+    for number, (case, pieces) in enumerate(PIECES.items()):
+        _alike(case, pieces, [values[number] for values in ran.values])
+    _one_all_reduce(ran)
+    right("One number for each step: it clips the gradients of all ranks alike, and tells them to skip together.")
+
+
+def each_case(
+    answer: Callable[[list[Tensor], float, float], Any], cases: list[list[Tensor]]
+) -> list[tuple[Any, list[Tensor]]]:
+    """On a worker: for each case what the answer returns, and the gradients after it."""
+    return [(answer(gradients, SCALE, LARGEST), gradients) for gradients in cases]
+
+
+def _alike(case: str, pieces: list[list[list[float]]], results: list[tuple[Any, list[Tensor]]]) -> None:
+    own = [torch.tensor([number for piece in each for number in piece]) for each in pieces]
+    squares = [float(each.square().sum()) for each in own]
+    norm = math.sqrt(sum(squares))
+    steps = [read(result, bool, f"{case}: `True` or `False` is wanted") for result, _ in results]
+    steps_alike = len(set(steps)) == 1
+    odd = steps.index(False) if not steps_alike else 0
+    require(steps_alike, f"{case}: rank {odd} skips the step, and rank {steps.index(True) if not steps_alike else 0} "
+            "does not. They must decide alike.")  # fmt: skip
+    require(steps[0] == math.isfinite(norm), f"{case}: all ranks {'step' if steps[0] else 'skip'}.")
+    for rank, (_, gradients) in enumerate(results):
+        found = torch.cat([each.flatten() for each in gradients]) if gradients else torch.zeros(0)
+        if not steps[0]:
+            require(torch.allclose(found, own[rank] * SCALE, equal_nan=True), f"{case}: skipped, but the gradients of "
+                    f"rank {rank} have changed.")  # fmt: skip
+            continue
+        wanted = own[rank] * min(1.0, LARGEST / norm)
+        slips = {
+            "They are still multiplied by the scale.": (own[rank] * SCALE, wanted * SCALE),
+            "They are clipped by the norm of this rank's gradients alone.":
+                (own[rank] * min(1.0, LARGEST / max(math.sqrt(squares[rank]), 1e-9)),),
+            "They are clipped by the sum of the ranks' norms. Squares can be added up, norms cannot.":
+                (own[rank] * min(1.0, LARGEST / sum(map(math.sqrt, squares))),),
+            "They are clipped by the square of the norm.": (own[rank] * min(1.0, LARGEST / norm**2),),
+            "They are clipped by the norm before the scale is taken out.": (own[rank] * LARGEST / (norm * SCALE),),
+            "They are not clipped.": (own[rank],),
+        }  # fmt: skip
+        close = [told for told, others in slips.items() if any(torch.allclose(found, one) for one in others)]
+        require(torch.allclose(found, wanted), f"{case}: rank {rank} has {_short(found)} and not {_short(wanted)}."
+                f"{''.join(f' {told}' for told in close[:1])}")  # fmt: skip
+
+
+def _short(numbers: Tensor) -> str:
+    return f"[{', '.join(f'{number:.4g}' for number in numbers.tolist())}]"
+
+
+def _one_all_reduce(ran: Run) -> None:
+    for rank, calls in enumerate(ran.calls):
+        told = f"Right; but in the trace rank {rank}"
+        others = sorted({call.op for call in calls} - {"all_reduce"})
+        require(not others, f"{told} calls {', '.join(others)}. All-reduces are enough.")
+        require(len(calls) <= len(PIECES), f"{told} has {len(calls)} all-reduces in {len(PIECES)} steps. One for each "
+                "is enough.")  # fmt: skip
+        largest = max(call.size for call in calls)
+        require(largest <= 8, f"{told} sends {largest} bytes. A single number is enough.")
+
+
 @exercise(
     "After `new = total + update`, how much of the update has really been added? `new - total` says it.",
     "Add `lost` to the update first. The difference between this sum and `new - total` is lost this time.",
@@ -219,9 +298,7 @@ def compensated(answer: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
         for _ in range(times):
             with trying(), _Kinds() as kinds:
                 pair = returned(answer(total, lost, step))
-            fits = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair)
-            require(fits, f"It should return (total, lost), two tensors, not {shown(pair)}.")
-            total, lost = pair
+            total, lost = read(pair, (Tensor, Tensor), "It should return (total, lost), two tensors")
             require(torch.equal(step, unchanged), f"{case}: `update` has changed; leave it as it was given.")
             require(
                 total.dtype == lost.dtype == torch.bfloat16,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from checks import exercise, require, returned, right, shown, trying
+from checks import differ, dots_left, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 from checks.ranks import AllReduce, Ranks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -104,8 +109,7 @@ def buckets(answer: Callable[[list[tuple[str, int]], int], Sequence[Sequence[str
         with trying("The function"):
             found: Any = returned(answer(given, cap))
         case = f"Of {shown(parameters)} with a cap of {cap}:"
-        require(isinstance(found, list) and all(isinstance(each, list) for each in found), f"{case} it should return a "
-                f"list of lists of names, not {shown(found)}.")  # fmt: skip
+        found = read(found, [[str]], f"{case} it should return a list of lists of names")
         require(given == parameters, "The list `parameters` has changed; leave it as it was given.")
         sizes, names = dict(parameters), [name for bucket in found for name in bucket]
         require(all(name in sizes for name in names), f"{case} a bucket has names of parameters, not {shown(names)}.")
@@ -166,8 +170,7 @@ def exposed(answer: Callable[[list[float], list[float]], float]) -> None:
             found: Any = returned(answer(one, other))
         require((one, other) == (backward, reduce), "The lists have changed; leave them as they were given.")
         case = f"{what[0].upper()}{what[1:]}: backward {backward}, messages {reduce}:"
-        require(isinstance(found, int | float) and not isinstance(found, bool), f"{case} a number is wanted, not "
-                f"{shown(found)}.")  # fmt: skip
+        found = read(found, float, f"{case} a number is wanted")
         ready, ends, alone = 0.0, 0.0, 0.0
         for compute, send in zip(backward, reduce, strict=True):
             ready += compute
@@ -180,7 +183,7 @@ def exposed(answer: Callable[[list[float], list[float]], float]) -> None:
                     "the same time. The link carries one after another.")  # fmt: skip
             require(abs(found - sum(reduce)) > CLOSE, f"{case} {found:g} is all that is sent; some of it hides behind "
                     "backward.")  # fmt: skip
-            require(False, f"{case} {ends - ready:g} stay exposed, not {found:g}.")
+            require(False, f"{case} {differ(ends - ready, found, ' stay exposed, not ', 6)}.")
     right("What hides costs nothing; the last bucket can never hide.")
 
 
@@ -192,6 +195,102 @@ ACCUMULATED: list[tuple[list[list[int]], Loss]] = [  # of each rank the rows of 
     ([[1, 4], [5], [2, 2, 1]], F.mse_loss),
     ([[2, 1]] * 2, F.l1_loss),
 ]
+
+
+# -- in buckets, on the workers
+SIZE, WIDE, LAYERS, MOST = 2, 6, 8, 4  # ranks, width and number of layers, all-reduces
+LATE = 2.0  # seconds by which rank 1 comes late: a sum that nobody waited for is not there yet
+
+
+@exercise(
+    "A hook runs when the gradient of a parameter is complete. When are those of a whole bucket there, and when may "
+    "the step read what an all-reduce has made of them?",
+    "Begin with `backwards = list(model.parameters())[::-1]`, cut it into `most` groups, and give each parameter a "
+    "`register_post_accumulate_grad_hook` that looks whether its group is complete. It keeps the flat vector and what "
+    "`dist.all_reduce(flat, async_op=True)` returns.",
+)
+def on_ranks(answer: Callable[[nn.Module, Tensor, int], Any]) -> None:
+    """`answer(model, loss, most)` runs backward on each worker, and averages while it runs."""
+    ran = run_on_ranks(average_here, answer, [(rank,) for rank in range(SIZE)])
+    for rank, gradients in enumerate(ran.values):
+        _mean_of_ranks(rank, gradients)
+    _few_and_early(ran)
+    right("Few messages, and the first ones travel while backward still runs: that is what DDP does.")
+
+
+class Marker(torch.autograd.Function):
+    """Meets the other ranks in backward, behind the first layer: a mark in the trace. Then rank 1 is late."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        dist.barrier(ctx.group)
+        if dist.get_rank() == 1:
+            time.sleep(LATE)
+        return gradients[0], None
+
+
+def small_model() -> nn.Sequential:
+    """Alike on all ranks."""
+    made = torch.Generator().manual_seed(21)
+    model = nn.Sequential(*(nn.Linear(WIDE, WIDE, dtype=torch.double) for _ in range(LAYERS)))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=WIDE**-0.5, generator=made)
+    return model
+
+
+def loss_on(model: nn.Sequential, rank: int, through: Callable[[Tensor], Tensor]) -> Tensor:
+    """The loss of a rank's rows; the output of the first layer goes through a function."""
+    x = torch.linspace(-1, 1 + rank, 4 * WIDE, dtype=torch.double).reshape(4, WIDE)
+    return torch.tanh(model[1:](through(model[0](x)))).square().mean()
+
+
+def average_here(answer: Callable[[nn.Module, Tensor, int], Any], rank: int) -> list[Tensor | None]:
+    """On a worker: the gradients that the answer leaves."""
+    model, apart = small_model(), dist.new_group()  # of its own: it waits for no all-reduce of the answer
+    answer(model, loss_on(model, rank, lambda x: Marker.apply(x, apart)), MOST)
+    return [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+def _mean_of_ranks(rank: int, gradients: Sequence[Tensor | None]) -> None:
+    own = []
+    for each in range(SIZE):
+        model = small_model()
+        loss_on(model, each, lambda x: x).backward()
+        own.append([parameter.grad for parameter in model.parameters()])
+    names = [name for name, _ in small_model().named_parameters()]
+    for name, found, *parts in zip(names, gradients, *own, strict=True):
+        require(found is not None, f"Rank {rank}: {name} has no gradient.{dots_left()} Has backward run?")
+        mean = torch.stack([part for part in parts if part is not None]).mean(0)
+        slips = {
+            "is that of this rank alone. Was it averaged, and did the step wait for the sum?": parts[rank],
+            f"is that of this rank alone, divided by {SIZE}. Did the step wait for the sum?": parts[rank] / SIZE,
+            "is the sum over the ranks, not the mean.": mean * SIZE,
+            f"is the mean, divided by {SIZE} once more.": mean / SIZE,
+        }
+        told = next((told for told, slip in slips.items() if torch.allclose(found, slip, atol=CLOSE)), "")
+        close = torch.allclose(found, mean, atol=CLOSE)
+        require(close or not told, f"Rank {rank}: the gradient of {name} {told}")
+        require(close, f"Rank {rank}: the gradient of {name} is not the mean over the ranks.")
+
+
+def _few_and_early(ran: Run) -> None:
+    numbers = sum(parameter.numel() for parameter in small_model().parameters())
+    for rank, calls in enumerate(ran.calls):
+        ops = [call.op for call in calls]
+        others = sorted({*ops} - {"all_reduce", "barrier"})
+        told = f"Right gradients; but in the trace rank {rank}"
+        require(not others, f"{told} calls {', '.join(others)}. All-reduces are enough.")
+        count = ops.count("all_reduce")
+        require(count <= MOST, f"{told} has {count} all-reduces, and {MOST} are allowed.")
+        early = ops.index("barrier")
+        require(early, f"{told} begins its first all-reduce when backward is over: nothing is hidden.")
+        sent = sum(call.size for call in calls if call.op == "all_reduce")
+        require(sent <= 8 * numbers, f"{told} adds up {sent} bytes; all gradients together have {8 * numbers}.")
 
 
 @exercise(
@@ -260,7 +359,7 @@ def _accumulated(answer: Callable[..., Any], models: Sequence[nn.Module], loss_o
 def _same_gradients(found: nn.Module, wanted: nn.Module, rank: int, case: str) -> None:
     for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
         assert theirs.grad is not None
-        require(mine.grad is not None, f"The gradient of {name} is None. Replace the three dots.")
+        require(mine.grad is not None, f"The gradient of {name} is None.{dots_left()}")
         assert mine.grad is not None
         require(mine.grad.shape == theirs.grad.shape, f"{case} the gradient of {name} has the shape "
                 f"{tuple(mine.grad.shape)}, its parameter {tuple(theirs.shape)}.")  # fmt: skip
@@ -269,3 +368,75 @@ def _same_gradients(found: nn.Module, wanted: nn.Module, rank: int, case: str) -
             even = float(times.max() - times.min()) < 1e-6
             how = f"{float(times.flatten()[0]):.4g} times" if even else "not"
             require(False, f"{case} the gradient of {name} on rank {rank} is {how} that of one process.")
+
+
+ENOUGH = 63 / 64 * 400e12 / 50e9
+FEW = {
+    "Each rank sends 63/64 of the gradients, not all of them.": ENOUGH * 64 / 63,
+    "An all-reduce has two halves, and each sends 63/64 of the gradients.": ENOUGH / 2,
+    "A gradient in bfloat16 has two bytes, and backward has 4 operations, not 2.": ENOUGH * 2,
+    "Forward is over when backward begins: 4 operations for each parameter are left, not 6.": ENOUGH * 2 / 3,
+    "That is with the peak; the GPU reaches 400 TFLOP/s.": ENOUGH * 989.4 / 400,
+    "That is with NVLink; between hosts the link has 50 GB/s.": ENOUGH / 9,
+    "That is with 400 GB/s; the link has 400 Gbit/s.": ENOUGH / 8,
+    "These are the tokens of all GPUs.": ENOUGH * 64,
+}
+
+
+@exercise(
+    "Write both times with N parameters: the bytes of an all-reduce by the bandwidth, the operations of backward by "
+    "the speed. N is in both.",
+    "Begin with `sent = 2 * 63 / 64 * 2 / 50e9`, the seconds for each parameter; backward takes 4 · tokens / 400e12.",
+)
+def hidden(answer: float) -> None:
+    """`answer` is the tokens of each GPU with which backward takes as long as the all-reduce, within 1 %."""
+    tokens = read(answer, float, "A number of tokens is wanted")
+    require(abs(tokens - ENOUGH) <= 0.01 * ENOUGH, f"With {tokens:.6g} tokens on each GPU backward takes "
+            f"{tokens / ENOUGH:.3g} times as long as the all-reduce; both should take equally long."
+            + name_slip(tokens, FEW, 0.005))  # fmt: skip
+    right("About two rows of 4096 tokens, however large the model is.")
+
+
+# -- the rows of a rank
+Shuffled = Callable[[int, int], list[int]]
+
+
+@exercise(
+    "All ranks need the same order, and each epoch another one: what is the seed? Then make the order long enough for "
+    "all ranks to get equally many.",
+    "Each rank reads `-(-length // size)` rows, the quotient rounded up. Where the order is too short, it begins anew, "
+    "more than once if need be.",
+)
+def rows_of(answer: Callable[[int, int, int, int, Shuffled], Sequence[int]]) -> None:
+    """`answer(rank, size, length, epoch, shuffled)` is the rows that a rank reads in an epoch."""
+    for length, size in ((10, 4), (12, 4), (7, 3), (9, 8), (2, 5), (5, 1)):
+        epochs = [_shares(answer, size, length, epoch) for epoch in range(3)]
+        for before, after in itertools.pairwise(epochs):
+            alike = length > 4 and before == after
+            require(not alike, f"{length} rows, {size} ranks: two epochs have the same order, {shown(before)}.")
+    right("The order of `DistributedSampler` is made in the same way, with its own seed added to the epoch.")
+
+
+def _shares(answer: Callable[..., Any], size: int, length: int, epoch: int) -> list[list[int]]:
+    """What the answer reads on each rank in an epoch, after a look at it."""
+    case, seeds, found = f"{length} rows, {size} ranks, epoch {epoch}", set(), []
+
+    def shuffled(count: int, seed: int) -> list[int]:
+        require(count == length, f"{case}: you shuffle {shown(count)} numbers.")
+        seeds.add(read(seed, int, f"{case}: a seed is a whole number"))
+        return random.Random(f"lesson 21, {seed}").sample(range(length), length)
+
+    for rank in range(size):
+        with trying(f"{case}: rank {rank}"):
+            share = returned(answer(rank, size, length, epoch, shuffled))
+        found.append(read(share, [int], f"{case}: a list of numbers of rows is wanted"))
+        strange = [row for row in found[-1] if row not in range(length)]
+        require(not strange, f"{case}: rank {rank} reads row {shown(strange[:1])}, which is not there.")
+    require(seeds, f"{case}: nobody has called `shuffled`.")
+    require(len(seeds) == 1, f"{case}: the ranks shuffle with different seeds, {sorted(seeds)}.")
+    counts, each = [len(share) for share in found], -(-length // size)
+    require(len(set(counts)) == 1, f"{case}: the ranks read {counts} rows, and the last all-reduce waits for ever.")
+    missing = set(range(length)).difference(*found)
+    require(not missing, f"{case}: nobody reads row {min(missing, default=0)}. The ranks read {shown(found)}.")
+    require(counts[0] == each, f"{case}: each rank reads {counts[0]} rows, where {each} are enough.")
+    return found

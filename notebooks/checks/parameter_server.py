@@ -13,7 +13,7 @@ from torch import Tensor
 
 import rpcbench
 import rpcbench.rpc as rpc
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, differ, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.interleaving import TOGETHER, Call, interleaved
@@ -47,7 +47,7 @@ def staleness(answer: Callable[[Log], list[int]]) -> None:
         with trying():
             found = returned(answer(log))
         require(log == before, "It changes the log that it was given.")
-        require(isinstance(found, list), f"The answer should be a list, not {shown(found)}.")
+        found = read(found, [int], "The answer should be a list of whole numbers")
         require(len(found) == len(wanted), f"For “{text}” there are {len(wanted)} pushes, not {len(found)}.")
         require(found == wanted, f"For “{text}” it is {wanted}, and yours gave {found}.")
     right("So a server can know how late each of its gradients was.")
@@ -97,8 +97,8 @@ def _one_step(answer: Callable[..., float], kind: Any, begin: list[Tensor], coun
     require(pushes <= 1, f"The step is right, but there were {pushes} pushes: each `backward` is one.")
     require(log in ([], [0]), f"The server was told of {len(log)} steps, with the staleness {log}. You may leave "
             "`pushed` out; if you call it, then once, with the number of steps at your pull.")  # fmt: skip
-    require(isinstance(loss, float), f"The mean loss should be a number, not {shown(loss)}.")
-    require(abs(loss - wanted) < 1e-9, f"The mean loss is {wanted:.4f}, and yours is {loss:.4f}.")
+    loss = read(loss, float, "The mean loss should be a number")
+    require(abs(loss - wanted) < 1e-6, f"The mean loss is {differ(wanted, loss, ', and yours is ')}.")
 
 
 def _mean(begin: list[Tensor], batches: list[Batch]) -> tuple[float, Tensor]:
@@ -146,7 +146,7 @@ def _play(server: Any, trainers: list[str], bound: int, made: random.Random, cal
         who = made.choice([name for name in trainers if name not in waiting])
         clocks[who] += 1
         story.append(f"{who[-1]} has finished {clocks[who]}")
-        future = returned(_called(server, who))
+        future = returned(_called(server, who), server.finished)
         require(isinstance(future, torch.futures.Future), f"`finished` should return a future, not {shown(future)}.")
         waiting[who] = future
         told = f"{case}, after “{', '.join(story[-4:])}”"

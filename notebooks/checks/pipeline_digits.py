@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from checks import exercise, require, returned, right, shown, trying
+from checks import differ, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
@@ -73,15 +73,16 @@ def busy(answer: Callable[[Rows, int], float]) -> None:
         for worker in workers:
             own = sum(row["end"] - row["begin"] for row in rows if row["worker"] == worker)
             found = _asked(answer, rows, worker)
+            found = read(found, float, "A number is wanted")
             require(
-                isinstance(found, float | int) and abs(found - own / lasted) < 1e-9,
-                f"In this step worker {worker} is busy for {own:g} of {lasted:g} s, a share of {own / lasted:.4f}; you "
-                f"say {shown(found)}{_like(found, rows, worker)}. The step: {_told(rows)}.",
+                abs(found - own / lasted) < 1e-6,
+                f"In this step worker {worker} is busy for {own:g} of {lasted:g} s, a share of "
+                f"{differ(own / lasted, found, '; you say ')}{_like(found, rows, worker)}. The step: {_told(rows)}.",
             )
     right("One minus the mean of these shares over all workers is the bubble.")
 
 
-def _like(found: Any, rows: Rows, worker: int) -> str:
+def _like(found: float, rows: Rows, worker: int) -> str:
     """The usual mistake that gives this number, in words."""
     begin, end = min(row["begin"] for row in rows), max(row["end"] for row in rows)
     mine = [row for row in rows if row["worker"] == worker]
@@ -96,8 +97,6 @@ def _like(found: Any, rows: Rows, worker: int) -> str:
         ", as if the step began at 0": own / end,
         ", per cent": 100 * own / (end - begin),
     }
-    if not isinstance(found, float | int):
-        return ""
     return next((words for words, number in mistakes.items() if abs(found - number) < 1e-9), "")
 
 
@@ -112,10 +111,7 @@ def longest_wait(answer: Callable[[Rows, int], Sequence[Any]]) -> None:
             own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: float(row["begin"]))
             wanted = max((b["begin"] - a["end"], _name(a), _name(b)) for a, b in itertools.pairwise(own))
             found = _asked(answer, rows, worker)
-            require(
-                isinstance(found, tuple | list) and len(found) == 3 and isinstance(found[0], float | int),
-                f"Three values are wanted: the seconds and two names. You return {shown(found)}.",
-            )
+            found = read(found, (float, str, str), "Three values are wanted, the seconds and two names")
             same = abs(found[0] - wanted[0]) < 1e-9
             begins = max(b["begin"] - a["begin"] for a, b in itertools.pairwise(own))
             mistake = (

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from checks import exercise, require, returned, right, shown, trying
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checks import differ, dots_left, exercise, read, require, returned, right, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 from rpcbench.base.errors import count_noun
 from rpcbench.pipeline import schedules
 from rpcbench.pipeline.schedules import gpipe
@@ -27,10 +33,11 @@ def idle_share(answer: Callable[[float], float]) -> None:
         with trying():
             share = returned(answer(ratio))
         wanted = simulate(schedules.one_f_one_b(workers, microbatches)).idle
+        share = read(share, float, "A number is wanted")
         require(
-            isinstance(share, float | int) and abs(share - wanted) < 1e-9,
+            abs(share - wanted) < 1e-6,
             f"With {count_noun(workers, 'worker')} and {count_noun(microbatches, 'micro-batch')} the ratio is "
-            f"{ratio:g}, and {wanted:.4f} of the step is idle; you say {shown(share)}.",
+            f"{ratio:g}, and {differ(wanted, share, ' of the step is idle; you say ')}.",
         )
     right("25 % of the ideal time is 20 % of the step. Both numbers tell of the same bubble.")
 
@@ -44,7 +51,7 @@ def enough(answer: Callable[[int, float], int]) -> None:
     for workers, share in ((4, 0.1), (2, 0.5), (2, 0.2), (8, 0.05), (1, 0.1), (4, 0.3), (6, 0.07), (2, 0.002)):
         with trying():
             number: Any = returned(answer(workers, share))
-        require(isinstance(number, int), f"A whole number is wanted, not {shown(number)}.")
+        number = read(number, int, "A whole number is wanted")
         require(number >= 1, f"{number} micro-batches are none; there has to be one at least.")
         asked = f"for {count_noun(workers, 'worker')} and {100 * share:g}% at most"
         require(number < MANY, f"You say {number} {asked}; but far fewer would do.")
@@ -74,8 +81,105 @@ def most_kept(answer: Callable[[Sequence[str]], int]) -> None:
         with trying():
             number = returned(answer(given))
         require(given == words, "The list `ops` has changed; leave it as it was given.")
-        require(number == most, f"{' '.join(words)} keeps {most} at most; you say {shown(number)}.")
+        number = read(number, int, "A whole number is wanted")
+        require(number == most, f"{' '.join(words)} keeps {most} at most; you say {number}.")
     right("GPipe keeps all twelve; of 1F1B the four workers keep 4, 3, 2 and 1.")
+
+
+# -- 1F1B with messages
+RANKS, MICROBATCHES, SHAPE = 3, 6, (2, 4)  # stages, micro-batches, shape of what a stage passes on
+Messages = list[Tensor] | None
+
+
+@exercise(
+    "What must a stage keep from a forward for its backward? And two neighbours that both send first, and wait until "
+    "the other has received, wait for ever.",
+    "Begin with two functions: `forward(n)` gets `x` (`inputs[n]`, or what `dist.recv` writes into "
+    "`torch.empty(shape)`, with `requires_grad_()`), appends `(x, stage(x))` to a list, and sends on with "
+    "`dist.isend`; `backward()` takes the first pair out of that list.",
+)
+def on_ranks(answer: Callable[..., Any]) -> None:
+    """`answer(stage, microbatches, shape, inputs, targets)` runs on each worker: one step of 1F1B by messages."""
+    data = torch.randn(2, MICROBATCHES, *SHAPE, generator=torch.Generator().manual_seed(24))
+    inputs, targets = list(data[0]), list(data[1])
+    given = [(inputs if rank == 0 else None, targets if rank == RANKS - 1 else None) for rank in range(RANKS)]
+    ran = run_on_ranks(step_here, answer, given)
+    wholes = stages()
+    for number in range(MICROBATCHES):
+        (F.mse_loss(nn.Sequential(*wholes)(inputs[number]), targets[number]) / MICROBATCHES).backward()
+    for rank, (gradients, kept) in enumerate(ran.values):
+        _of_one_process(rank, gradients, wholes[rank])
+        require(kept <= RANKS - rank, f"Right gradients; but rank {rank} has kept the activations of {kept} "
+                f"micro-batches at once. In 1F1B it keeps {RANKS - rank}.")  # fmt: skip
+    _activations_and_gradients(ran)
+    right("A pipeline by hand: activations go forward, gradients go back, and as few are kept as 1F1B needs.")
+
+
+def stages() -> list[nn.Module]:
+    """The stages of a model, alike on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(24)
+        return [nn.Sequential(nn.Linear(SHAPE[1], SHAPE[1]), nn.Tanh()) for _ in range(RANKS)]
+
+
+class Held(torch.autograd.Function):
+    """Counts the results of forwards that wait for their backward."""
+
+    now = most = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Held.now += 1
+        Held.most = max(Held.most, Held.now)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        Held.now -= 1
+        return gradients[0]
+
+
+class Stage(nn.Module):
+    """The stage of a rank."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        held: Tensor = Held.apply(self.inner(x))  # type: ignore[no-untyped-call]
+        return held
+
+
+def step_here(answer: Callable[..., Any], inputs: Messages, targets: Messages) -> tuple[list[Tensor | None], int]:
+    """On a worker: the gradients of its stage after the answer, and how many forwards have waited at most."""
+    Held.now = Held.most = 0
+    stage = Stage(stages()[dist.get_rank()])
+    answer(stage, MICROBATCHES, SHAPE, inputs, targets)
+    return [None if each.grad is None else each.grad for each in stage.parameters()], Held.most
+
+
+def _of_one_process(rank: int, gradients: Sequence[Tensor | None], whole: nn.Module) -> None:
+    for (name, parameter), found in zip(whole.named_parameters(), gradients, strict=True):
+        require(found is not None, f"Rank {rank}: {name} of its stage has no gradient.{dots_left()}")
+        assert found is not None and parameter.grad is not None
+        times = (found / parameter.grad).median().item()
+        even = torch.allclose(found, times * parameter.grad, atol=1e-6)
+        told = f"is {times:.3g} times that of one process. The loss is the mean over all micro-batches." if even else (
+            "is not that of one process. Does each gradient meet the activations of its own micro-batch?")  # fmt: skip
+        require(torch.allclose(found, parameter.grad, atol=1e-6), f"Rank {rank}: the gradient of {name} {told}")
+
+
+def _activations_and_gradients(ran: Run) -> None:
+    for rank, calls in enumerate(ran.calls):
+        told = f"Right; but in the trace rank {rank}"
+        others = sorted({call.op for call in calls} - {"send"})
+        require(not others, f"{told} calls {', '.join(others)}. Messages are enough.")
+        near = [other for other in (rank - 1, rank + 1) if 0 <= other < RANKS]
+        astray = [call.to for call in calls if call.to not in near]
+        require(not astray, f"{told} sends to rank {astray[:1]}, which is not its neighbour.")
+        require(len(calls) == len(near) * MICROBATCHES, f"{told} sends {len(calls)} messages. "
+                f"{len(near) * MICROBATCHES} are enough, one for each micro-batch and neighbour.")  # fmt: skip
 
 
 @exercise(
@@ -90,10 +194,7 @@ def one_f_one_b(answer: Callable[[int, int, int], Sequence[str]]) -> None:
             asked = f"worker {worker} of {workers} with {count_noun(microbatches, 'micro-batch')}"
             with trying(f"For {asked} it"):
                 words = returned(answer(worker, workers, microbatches))
-            require(
-                isinstance(words, list) and all(isinstance(word, str) for word in words),
-                f"A list of texts is wanted, as ['0F0', '0B0']; for {asked} you return {shown(words)}.",
-            )
+            words = read(words, [str], f"A list of texts is wanted for {asked}, as ['0F0', '0B0']")
             wanted = list(map(str, own))
             require(
                 words == wanted,

@@ -11,18 +11,22 @@ from types import FrameType
 from typing import Any
 
 import torch
+from memory_meter import Kept
+from tensor_by_hand import add, copy, piece
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import EMPTY, NotYet, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run as Ran
+from checks.on_ranks import run_on_ranks
 
 CHAINS = [  # what each layer keeps, its input among it; what its input alone is; lengths of segments
+    ([40, 30, 20, 10], [4, 3, 2, 1], [1, 2, 1]),  # the largest segment is neither the first nor the last
     ([10, 20, 30, 40], [1, 2, 3, 4], [2, 2]),
     ([10, 20, 30, 40], [1, 2, 3, 4], [4]),
     ([10, 20, 30, 40], [1, 2, 3, 4], [1, 1, 1, 1]),
-    ([40, 30, 20, 10], [4, 3, 2, 1], [1, 2, 1]),
     ([5, 5, 5, 50, 5, 5], [5, 1, 5, 3, 5, 2], [3, 1, 2]),
     ([8, 8, 8, 8, 8, 8, 8, 8, 8], [8] * 9, [3, 3, 3]),
     ([6, 6, 6, 20, 20, 20], [1, 1, 9, 7, 1, 1], [2, 1, 3]),
@@ -53,7 +57,7 @@ def peak(answer: Callable[[list[int], list[int], list[int]], Any]) -> None:
             found = returned(answer(*given))
         case = f"kept {kept}, inputs {inputs}, segments {segments}"
         require(given == (kept, inputs, segments), f"{case}: the lists have changed.")
-        require(isinstance(found, int | float), f"It should return a number, not {shown(found)}.")
+        found = read(found, float, "It should return a number")
         wanted = peak_of(kept, inputs, segments)
         if found != wanted:
             most = max(_sums(kept, segments))
@@ -63,8 +67,24 @@ def peak(answer: Callable[[list[int], list[int], list[int]], Any]) -> None:
                 raise NotYet(
                     f"{case}: {found} is what all layers keep together. Segments are computed again one by one."
                 )
-            raise NotYet(f"{case}: the most held at once is {wanted}, and you say {shown(found)}.")
+            slip = _slip(found, kept, inputs, segments)
+            raise NotYet(f"{case}: the most held at once is {wanted}, and you say {found:g}.{slip}")
     right("It is what the meter shows, but for the few values on their way.")
+
+
+def _slip(found: float, kept: Sequence[int], inputs: Sequence[int], segments: Sequence[int]) -> str:
+    """Return the sentence on the inputs that `peak` counts by mistake; empty if none is known."""
+    firsts = [inputs[begin] for begin in itertools.accumulate([0, *segments[:-1]])]
+    sums = list(enumerate(_sums(kept, segments)))
+    mistakes = {
+        "That counts a segment's own input twice: it is among what its first layer keeps.":
+            max(sum(firsts[: number + 1]) + own for number, own in sums),
+        "That counts the inputs of all segments; a segment whose backward is over has given its input up.":
+            max(sum(firsts) + own for _, own in sums),
+        "That counts the inputs of later segments, whose backward is over. It is the earlier ones that wait.":
+            max(sum(firsts[number + 1 :]) + own for number, own in sums),
+    }  # fmt: skip
+    return name_slip(found, mistakes, within=0)
 
 
 def _sums(kept: Sequence[int], segments: Sequence[int]) -> list[int]:
@@ -96,8 +116,8 @@ def best_segments(answer: Callable[[list[int], list[int]], Any]) -> None:
             found = returned(answer(*given))
         case = f"kept {kept}, inputs {inputs}"
         require(given == (kept, inputs), f"{case}: the lists have changed.")
-        require(isinstance(found, list | tuple), f"It should return a list of lengths, not {shown(found)}.")
-        whole = all(isinstance(each, int) and each > 0 for each in found)
+        found = read(found, [int], "It should return a list of lengths")
+        whole = all(each > 0 for each in found)
         require(whole, f"{case}: each segment has one layer or more; {shown(found)} is no list of such lengths.")
         require(
             sum(found) == len(kept),
@@ -247,6 +267,76 @@ def held_by(layers: Sequence[tuple[int, int, float]], again: set[int]) -> int:
     return max(sum(held[:number]) + kept for number, (kept, _, _) in enumerate(layers))
 
 
+# -- recomputation between the messages, on the workers
+RANKS, PARTS, ROWS, WIDTH, HIDDEN = 2, 3, 5, 8, 12
+INPUTS = (PARTS - 1) * ROWS * WIDTH * 4  # bytes of the inputs of all parts but the first
+Parts = Callable[[nn.ModuleList, Tensor], Any]
+
+
+@exercise(
+    "What runs again in backward is what was given to `checkpoint`. Which functions of the loop send a message in "
+    "forward, and do they have to run again?",
+    "Begin with the loop without recomputation, `x = x + add(part(copy(x)))`, and put `checkpoint` around `part` "
+    "alone, with `use_reentrant=False`.",
+)
+def on_ranks(answer: Parts) -> None:
+    """`answer(parts, x)` runs on each worker: a model cut by tensor parallel, recomputed without more messages."""
+    ran, plain = (run_on_ranks(kept_here, run, [()] * RANKS) for run in (answer, without_recomputation))
+    for rank, (seen, wanted) in enumerate(zip(ran.values, plain.values, strict=True)):
+        result, gradients, kept = seen
+        result = returned(result)
+        require(isinstance(result, Tensor), f"Rank {rank} returns {shown(result)}, not a tensor.")
+        same = result.shape == wanted[0].shape and torch.equal(result, wanted[0])
+        require(same, f"Rank {rank} returns other numbers than without recomputation: each part adds the sum of its "
+                "results over the ranks to `x`.")  # fmt: skip
+        wrong = next((name for name, one in wanted[1].items() if not _is_equal(gradients[name], one)), "")
+        require(not wrong, f"Rank {rank}: the result is right, but the gradient of {wrong} is not that without "
+                "recomputation.")  # fmt: skip
+        require(kept <= INPUTS, f"Right gradients; but rank {rank} keeps {kept} bytes for backward besides `x`. The "
+                f"inputs of the other parts are {INPUTS}; without recomputation it keeps {wanted[2]}.")  # fmt: skip
+    _no_more_messages(ran, plain)
+    right("Computed again, and not sent again: the results of the messages are kept.")
+
+
+def without_recomputation(parts: nn.ModuleList, x: Tensor) -> Tensor:
+    for part in parts:
+        x = x + add(part(copy(x)))
+    return x
+
+
+def kept_here(answer: Parts) -> tuple[Any, dict[str, Tensor | None], int]:
+    """On a worker: the result, the gradients, and the bytes that autograd has kept."""
+    parts, made = nn.ModuleList(), torch.Generator().manual_seed(26)
+    for _ in range(PARTS):
+        up, down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+        for layer in (up, down):
+            nn.init.normal_(layer.weight, std=0.3, generator=made)
+        up.weight, down.weight = piece(up.weight, 0), piece(down.weight, 1)
+        parts.append(nn.Sequential(up, nn.Tanh(), down))
+    x = torch.randn(ROWS, WIDTH, generator=made).requires_grad_()
+    with Kept(parts, [x]) as kept:
+        result = answer(parts, x)
+    if not isinstance(result, Tensor):
+        return result, {}, 0
+    result.sum().backward()
+    gradients = {"x": x.grad, **{name: each.grad for name, each in parts.named_parameters()}}
+    return result.detach(), gradients, kept.total
+
+
+def _is_equal(found: Tensor | None, wanted: Tensor | None) -> bool:
+    assert wanted is not None
+    return found is not None and torch.equal(found, wanted)
+
+
+def _no_more_messages(ran: Ran, plain: Ran) -> None:
+    for rank in range(RANKS):
+        count, least = (each.ops(rank)["all_reduce"] for each in (ran, plain))
+        require(count <= least, f"Right, and little is kept; but the trace of rank {rank} has {count} all-reduces, and "
+                f"{least} without recomputation: {count - least} run again in backward.")  # fmt: skip
+        others = sorted({*ran.ops(rank)} - {"all_reduce"})
+        require(not others, f"Right; but in the trace rank {rank} also calls {', '.join(others)}.")
+
+
 @exercise(
     "First write a function that gives the most that is held for a given set of layers. The last layer is special: is "
     "anything gained if it is computed again?",
@@ -259,7 +349,7 @@ def plan(answer: Callable[[list[tuple[int, int, float]], int], Any]) -> None:
         given = list(layers)
         with trying():
             found = answer(given, budget)
-        require(found is not ..., "The function returns nothing so far. Replace the three dots.")
+        require(found is not ..., EMPTY)
         case = f"Layers {layers}, budget {budget}"
         require(given == layers, f"{case}: the list has changed.")
         subsets = [
@@ -271,14 +361,12 @@ def plan(answer: Callable[[list[tuple[int, int, float]], int], Any]) -> None:
             continue
         require(found is not None or number == 0, f"{case}: you say None, but there is a choice that fits.")
         found = returned(found)
-        require(isinstance(found, set | frozenset), f"It should return a set of layer numbers, not {shown(found)}.")
-        known = all(isinstance(each, int) and 0 <= each < len(layers) for each in found)
+        found = set(read(found, {int}, "It should return a set of layer numbers"))
+        known = all(0 <= each < len(layers) for each in found)
         require(known, f"{case}: {shown(found)} is no set of layers. Layers are counted from 0.")
-        most = held_by(layers, set(found))
-        require(most <= budget, f"{case}: with {shown(set(found))} computed again, {most} is held at one moment.")
+        most = held_by(layers, found)
+        require(most <= budget, f"{case}: with {shown(found)} computed again, {most} is held at one moment.")
         seconds = sum(layers[layer][2] for layer in found)
         least = min(sum(layers[layer][2] for layer in each) for each in fitting)
-        require(
-            seconds <= least + 1e-9, f"{case}: {shown(set(found))} takes {seconds:g} seconds; {least:g} are enough."
-        )
+        require(seconds <= least + 1e-9, f"{case}: {shown(found)} takes {seconds:g} seconds; {least:g} are enough.")
     right("That is selective recomputation: the layers that keep much and cost little.")

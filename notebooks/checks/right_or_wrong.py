@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import rpcbench
-from checks import NotYet, exercise, require, right, shown, trying
+from checks import DOTS, NotYet, dots_left, exercise, read, require, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from rpcbench.compare.report import CompareReport
 
-EMPTY = "Nothing is written down so far. Replace the three dots."
+EMPTY = f"Nothing is written down so far. {DOTS}"
 LETTERS = ("a", "b", "c")
 KINDS = ("left out", "too often", "scale", "own part", "apart")
 
@@ -78,8 +78,7 @@ def require_place(answer: Any, report: CompareReport, third: str) -> None:
     """Require three things, of which the first two are the place of the report's first difference."""
     found: Any = answer
     require(found is not ..., EMPTY)
-    triple = isinstance(found, tuple) and len(found) == 3 and all(isinstance(part, str) for part in found[:2])
-    require(triple, f"A phase, a name and {third} are wanted, in a tuple, not {shown(found)}.")
+    found = read(found, (str, str, object), f"A phase, a name and {third} are wanted, in a tuple")
     assert report.first is not None
     phase, name, _ = found
     phases = list(dict.fromkeys(each.key.phase for each in report.verdicts if each.key.phase != "input"))
@@ -136,11 +135,7 @@ def in_loss(answer: tuple[str, str, list[float]], report: CompareReport) -> None
     """`answer` is the first wrong value of `report`, and the weights of the two means."""
     require_place(answer, report, "a list of two weights")
     weights = answer[2]
-    numbers = isinstance(weights, list | tuple) and len(weights) == 2
-    require(
-        numbers and all(isinstance(each, int | float) for each in weights),
-        f"A list of two numbers is wanted, not {shown(weights)}.",
-    )
+    weights = read(weights, (float, float), "A list of two numbers is wanted")
     require(
         abs(sum(weights) - 1) < 1e-9,
         f"If both means were 1, the mean over all rows would be 1, and yours would be {sum(weights):.4g}.",
@@ -242,7 +237,7 @@ def mend(answer: Clip) -> None:
     given = [torch.ones(2), torch.ones(2)]
     with trying():
         answer(given[:1], given[1:], 0.1, lambda tensor: None)
-    require(not torch.equal(given[0], torch.ones(2)), "The gradients are as they were. Replace the three dots.")
+    require(not torch.equal(given[0], torch.ones(2)), f"The gradients are as they were.{dots_left()}")
     for limit in (silent_bugs.LIMIT, 1000.0):
         with trying():
             report = rpcbench.cluster().compare(**silent_bugs.clipped_by(answer, limit))

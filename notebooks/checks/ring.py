@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from checks import exercise, require, returned, right, shown
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Call, run_on_ranks
 from checks.ranks import Ranks
 
 Tensor = torch.Tensor
@@ -118,6 +120,62 @@ def all_reduce(answer: Callable[[Tensor, int, Callable[[Tensor], Tensor], Callab
             require(torch.equal(given[rank], before[rank]), f"{asked}: `x` itself was changed; return a new tensor.")
         counted(ranks, 2 * (size - 1) * padded // size, 2 * (size - 1), asked)
     right("Any shape, any number of ranks, and not even twice the tensor is sent.")
+
+
+@exercise(
+    "What must stand between an `isend` and the use of what comes? Write `shift(tensor)` of exercise 1 first, with "
+    "`dist.isend` to the next rank and `dist.recv` from the one before.",
+    "Begin with `came = torch.empty_like(tensor)` and `sending = dist.isend(tensor, (rank + 1) % size)`; then receive, "
+    "and wait for `sending`. With this `shift` the whole is a call of `rings.all_reduce`.",
+)
+def on_ranks(answer: Callable[[Tensor], Tensor]) -> None:
+    """`answer(x)` runs on each worker: the sum over the ranks, by 2 (n - 1) messages to the next rank."""
+    size, tensors = 4, [vectors(4, 12), [each.reshape(3, 7) for each in vectors(4, 21, torch.int64)]]
+    given = [(own,) for own in zip(*tensors, strict=True)]
+    ran = run_on_ranks(each_sum, answer, given)
+    by_torch = run_on_ranks(each_sum, torch_sum, given)
+    for rank, results in enumerate(ran.values):
+        for (found, after), (wanted, _), before in zip(results, by_torch.values[rank], given[rank][0], strict=True):
+            _same_sum(rank, returned(found), wanted, before)
+            require(torch.equal(before, after), f"On the workers: `x` of rank {rank} was changed; return a new tensor.")
+    for rank, calls in enumerate(ran.calls):
+        _messages_of_a_ring(rank, size, calls, [-(-own[0].numel() // size) * own[0].itemsize for own in tensors])
+    right("Your ring, on real ranks: the sums of torch's all-reduce, in 2 (n - 1) messages of a chunk each.")
+
+
+def each_sum(answer: Callable[[Tensor], Tensor], given: tuple[Tensor, ...]) -> list[tuple[Any, Tensor]]:
+    """On a worker: return the result of the answer for each tensor, and the tensor after it."""
+    return [(answer(x), x) for x in given]
+
+
+def torch_sum(x: Tensor) -> Tensor:
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def _same_sum(rank: int, found: Any, wanted: Tensor, own: Tensor) -> None:
+    told = f"On the workers: rank {rank} returns {numbers(found)}"
+    require(isinstance(found, Tensor), f"{told}, not a tensor.")
+    require(not torch.equal(found.flatten(), own.flatten()), f"{told}, its own tensor: nothing was added.")
+    require(found.shape == wanted.shape,
+            f"{told} of shape {tuple(found.shape)}; that of `x` is wanted, {tuple(wanted.shape)}.")  # fmt: skip
+    require(found.dtype == wanted.dtype, f"{told} of {found.dtype}; `x` is of {wanted.dtype}.")
+    require(torch.equal(found, wanted), f"{told}; torch's `all_reduce` gives {numbers(wanted)}.")
+
+
+def _messages_of_a_ring(rank: int, size: int, calls: list[Call], chunks: list[int]) -> None:
+    """2 (n - 1) messages for each tensor, each a chunk, to the next rank; and no collective."""
+    collectives = sorted({call.op for call in calls} - {"send"})
+    require(not collectives, f"Right sums; but in the trace rank {rank} calls {', '.join(collectives)}. "
+            "Use messages only.")  # fmt: skip
+    astray = sorted({str(call.to) for call in calls if call.to != (rank + 1) % size})
+    require(not astray, f"Right sums; but in the trace rank {rank} sends to rank {' and '.join(astray)}, too. "
+            f"On a ring it sends to rank {(rank + 1) % size} only.")  # fmt: skip
+    sizes, wanted = [call.size for call in calls], [chunk for chunk in chunks for _ in range(2 * (size - 1))]
+    require(sizes == wanted, f"Right sums; but in the trace rank {rank} sends {len(sizes)} messages, of {sum(sizes)} "
+            f"bytes. For the {len(chunks)} tensors of the check a ring sends {len(wanted)}, of {sum(wanted)} bytes: "
+            "each message is a chunk.")  # fmt: skip
 
 
 @exercise(

@@ -11,7 +11,7 @@ from by_hand import Careless, World, every_order, ruled
 from tables import settled
 
 import rpcbench.rpc as rpc
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import EMPTY, NotYet, dots_left, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
@@ -58,7 +58,7 @@ def bad_order(answer: Callable[[], Sequence[str]]) -> None:
     """Delivering messages in this order makes the careless owner free a value that is needed."""
     with trying("The function"):
         order = returned(answer())
-    require(isinstance(order, list | tuple), f"The answer should be a list of kinds of messages, not {shown(order)}.")
+    order = read(order, [str], "The answer should be a list of kinds of messages")
     world = World(Careless)
     world.deliver("Create").deliver("ForkAccept").share().drop("notebook")
     for step, kind in enumerate(order, 1):
@@ -120,7 +120,7 @@ def freed_after(answer: Callable[[list[Message]], int | None]) -> None:
         messages = [("ForkRequest" if each[0] == "+" else "UserDelete", each[1]) for each in text.split()]
         with trying("The function"):
             found = answer(list(messages))
-        require(found is not ..., "The function returns nothing so far. Replace the three dots.")
+        require(found is not ..., EMPTY)
         told = f"For {text}, with + for ForkRequest and - for UserDelete, it is {wanted}; yours gave {shown(found)}."
         require(found == wanted and not isinstance(found, bool), _empty(answer, told))
     right("A second arrival changes nothing, however late it is.")
@@ -129,7 +129,7 @@ def freed_after(answer: Callable[[list[Message]], int | None]) -> None:
 def _empty(answer: Callable[[list[Message]], object], told: str) -> str:
     """`None` is a possible answer, so the empty function is told by an example that has another one."""
     empty = answer([("ForkRequest", "a"), ("UserDelete", "a")]) is None
-    return "The function returns nothing so far. Replace the three dots." if empty else told
+    return EMPTY if empty and dots_left() else told
 
 
 # -- what runs on worker2

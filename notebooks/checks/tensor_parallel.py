@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional as F
 
-from checks import NotYet, exercise, require, returned, right, shown, trying
+from checks import NotYet, differ, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 from checks.ranks import AllReduce, Ranks
 
 WORDS = ("nothing", "all_gather", "all_reduce", "reduce_scatter")
@@ -69,7 +73,8 @@ def attention_pieces(answer: Callable[[Tensor, Tensor, int, int], Any]) -> None:
         for rank in range(size):
             with trying():
                 found = returned(answer(qkv, out, rank, size))
-            total += _attention(x, *_pair(found, width, size, rank), each)
+            found = _pair(found, width, size, rank)
+            total += _attention(x, *found, each)
             _not_chunks(found, qkv, rank, size)
         require(
             torch.equal(qkv, before[0]) and torch.equal(out, before[1]), "The weights have changed. Cut, do not write."
@@ -80,8 +85,7 @@ def attention_pieces(answer: Callable[[Tensor, Tensor, int, int], Any]) -> None:
 
 
 def _pair(found: Any, width: int, size: int, rank: int) -> tuple[Tensor, Tensor]:
-    pair = isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(each, Tensor) for each in found)
-    require(pair, f"It should return two tensors, not {shown(found)}.")
+    found = read(found, (Tensor, Tensor), "It should return two tensors")
     for name, piece, shape in zip(
         ("qkv", "out"), found, ((3 * width // size, width), (width, width // size)), strict=True
     ):
@@ -144,15 +148,16 @@ def copy_and_add(answer: Callable[[AllReduce], Any]) -> None:
 def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int, numbers: Tensor) -> None:
     size = ranks.size
     found = returned(answer(ranks.all_reduce(rank)))
-    pair = isinstance(found, tuple | list) and len(found) == 2 and all(callable(each) for each in found)
-    require(pair, f"It should return two functions, not {shown(found)}.")
-    f, g = found
+    f, g = read(found, (Callable, Callable), "It should return two functions")
+    for each in (f, g):
+        kind = isinstance(each, type) and each.__name__
+        require(not kind, f"`{kind}` is a class, and two functions are wanted: autograd runs a class by its `.apply`.")
     where = f"{size} rank{'s' if size > 1 else ''}"
     where += "" if numbers.ndim == 1 else f" and a tensor of {numbers.dtype} with the shape {tuple(numbers.shape)}"
     total = sum(range(1, size + 1))
 
     x = numbers.clone().requires_grad_()
-    y = returned(f(x))
+    y = returned(f(x), f)
     require(isinstance(y, Tensor), f"{where}: the first function should return a tensor, not {shown(y)}.")
     require(torch.equal(x, numbers), f"{where}: the first function has changed its argument.")
     _alike(y, numbers, f"{where}: the result of the first function")
@@ -169,7 +174,7 @@ def _one_rank(answer: Callable[[AllReduce], Any], ranks: Ranks, rank: int, numbe
     _sends(ranks, rank, 1, f"{where}: the first function, in forward and backward together,")
 
     part = (numbers * (rank + 1)).requires_grad_()
-    whole = returned(g(part * 1.0))
+    whole = returned(g(part * 1.0), g)
     require(isinstance(whole, Tensor), f"The second function should return a tensor, not {shown(whole)}.")
     first = whole.detach().clone()
     kept = part * 2.0
@@ -261,7 +266,9 @@ def vocabulary_loss(answer: Callable[[Tensor, Tensor, int, AllReduce], Any]) -> 
         same = all(torch.equal(a, b) for a, b in zip([*given, targets], [*before, aims], strict=True))
         require(same, f"{case}: `scores` or `targets` have changed.")
         for rank, pair in enumerate(found):
-            _loss_of(pair, rank, loss.detach(), whole.grad[:, firsts[rank] : firsts[rank] + sizes[rank]], case, tokens)
+            others = _own_maxima(given, targets, firsts, rank)
+            gradient = whole.grad[:, firsts[rank] : firsts[rank] + sizes[rank]]
+            _loss_of(pair, rank, loss.detach(), gradient, case, tokens, others)
         most = max(ranks.sent)
         require(
             most <= 3 * tokens,
@@ -271,11 +278,22 @@ def vocabulary_loss(answer: Callable[[Tensor, Tensor, int, AllReduce], Any]) -> 
     right("Scores never travel: three numbers for each token are enough.")
 
 
-def _loss_of(pair: Any, rank: int, loss: Tensor, gradient: Tensor, case: str, tokens: int) -> None:
-    require(isinstance(pair, tuple | list) and len(pair) == 2, f"It should return (loss, gradient), not {shown(pair)}.")
-    found, found_gradient = torch.as_tensor(pair[0]).double(), pair[1]
+def _own_maxima(parts: list[Tensor], targets: Tensor, firsts: list[int], rank: int) -> list[Tensor]:
+    """The losses that come out if each rank takes away its own largest score, and the sums are added up as they are:
+    with the rank's own maximum added again, or that of the rank that has the target."""
+    largest = torch.stack([part.amax(1) for part in parts])
+    sums = sum((part - most[:, None]).exp().sum(1) for part, most in zip(parts, largest, strict=True))
+    owner, each = torch.bucketize(targets, torch.tensor(firsts), right=True) - 1, torch.arange(len(targets))
+    aimed = torch.cat(parts, 1)[each, targets]
+    return [(sums.log() + own - aimed).mean() for own in (largest[rank], largest[owner, each])]
+
+
+def _loss_of(
+    pair: Any, rank: int, loss: Tensor, gradient: Tensor, case: str, tokens: int, own_maxima: list[Tensor]
+) -> None:
+    found, found_gradient = read(pair, (object, object), "It should return (loss, gradient)")
     where = f"{case}, rank {rank}"
-    require(found.numel() == 1, f"{where}: the loss should be one number, and has the shape {tuple(found.shape)}.")
+    found = torch.tensor(read(found, float, f"{where}: the loss should be one number"), dtype=torch.double)
     require(
         bool(found.isfinite().all()),
         f"{where}: the loss is {found.item()}. exp of a large score is infinite, and "
@@ -284,7 +302,11 @@ def _loss_of(pair: Any, rank: int, loss: Tensor, gradient: Tensor, case: str, to
     if not torch.allclose(found.squeeze(), loss, atol=1e-6):
         if torch.allclose(found.squeeze() / tokens, loss, atol=1e-6):
             raise NotYet(f"{where}: the loss is the sum over tokens, not the mean.")
-        raise NotYet(f"{where}: the loss is {found.item():.4f}, and in one process {loss.item():.4f}.")
+        if any(torch.allclose(found, other, atol=1e-6) for other in own_maxima):
+            raise NotYet(f"{where}: each rank has taken away its own largest score, so the sums of the ranks count "
+                         "from different scores and cannot be added up.")  # fmt: skip
+        told = differ(found.item(), loss.item(), ", and in one process ")
+        raise NotYet(f"{where}: the loss is {told}.")
     require(
         isinstance(found_gradient, Tensor) and found_gradient.shape == gradient.shape,
         f"{where}: the gradient should be a tensor of the shape {tuple(gradient.shape)}.",
@@ -293,3 +315,113 @@ def _loss_of(pair: Any, rank: int, loss: Tensor, gradient: Tensor, case: str, to
         if torch.allclose(found_gradient.double() / tokens, gradient, atol=1e-6):
             raise NotYet(f"{where}: the gradient is that of the sum over tokens; the loss is a mean.")
         raise NotYet(f"{where}: right loss, but the gradient of the scores is not that of one process.")
+
+
+MATRICES = (*(f"attention.{name}" for name in ("query", "key", "value", "out")), "feed.up", "feed.down")
+FOUR = 4
+
+
+@exercise(
+    "The plan of the lesson has six all-reduces. In which three layers does backward add up the gradient of the same "
+    "vector, and what stands in front of all three?",
+    "Begin with the plan of the lesson, and add an entry for the module `attention`, with `PrepareModuleInput`.",
+)
+def on_ranks(answer: Callable[[], Any]) -> None:
+    """`answer()` is a plan on each worker: six matrices are cut, and a step has four all-reduces."""
+    ran = run_on_ranks(step_by_plan, answer, [(), ()])
+    for rank, (plan, whole, wrong) in enumerate(ran.values):
+        plan = returned(plan)
+        require(plan == "dict", f"A plan is a dict of names and styles, not a {plan}.")
+        require(not whole, f"Rank {rank} has all of {', '.join(whole)}. The plan should cut each of the six matrices.")
+        require(not wrong, f"It runs, but on rank {rank} {wrong} differs from one process.")
+    _four_all_reduces(ran)
+    right("Four all-reduces: one f and one g for the attention, and the same for the network behind it.")
+
+
+def step_by_plan(answer: Callable[[], Any]) -> tuple[str | None, list[str], str]:
+    """On a worker, a step by the plan: the type of the plan, matrices that are whole, and the first wrong value."""
+    from tiny_transformer import Block
+
+    plan = answer()
+    if not isinstance(plan, dict):
+        return None if plan is None else type(plan).__name__, [], ""
+    torch.manual_seed(1)
+    alone, vectors = Block(32, 4, experts=0), torch.randn(8, 16, 32)
+    block = Block(32, 4, experts=0)
+    block.load_state_dict(alone.state_dict())
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    parallelize_module(block, mesh, plan, src_data_rank=None)  # which sends nothing: all ranks have the same weights
+    weights = dict(block.named_parameters())
+    whole = [name for name in MATRICES if _numel(weights[f"{name}.weight"]) == alone.get_submodule(name).weight.numel()]
+    if whole:  # then the layers do not fit together
+        return "dict", whole, ""
+    results = [model(vectors) for model in (block, alone)]
+    for result in results:
+        result.square().mean().backward()
+    pairs = [("the result", *results)]
+    pairs += [(f"the gradient of {name}", weights[name].grad, one.grad) for name, one in alone.named_parameters()]
+    return "dict", whole, next((name for name, found, wanted in pairs if not _is_same(found, wanted)), "")
+
+
+def _numel(weight: Tensor) -> int:
+    return (weight.to_local() if isinstance(weight, DTensor) else weight).numel()
+
+
+def _is_same(found: Tensor, wanted: Tensor) -> bool:
+    if isinstance(found, DTensor):
+        wanted = distribute_tensor(wanted.detach(), found.device_mesh, found.placements, src_data_rank=None).to_local()
+        found = found.to_local()
+    return found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-6)
+
+
+def _four_all_reduces(ran: Run) -> None:
+    for rank in range(len(ran.values)):
+        ops = ran.ops(rank)
+        others = sorted({*ops} - {"all_reduce"})
+        require(not others, f"Right results; but in the trace rank {rank} also calls {', '.join(others)}.")
+        count = ops["all_reduce"]
+        why = " Each layer cut by columns has an f: which of them have the same input?" if count > FOUR else ""
+        require(count == FOUR, f"Right results; but the trace has {count} all-reduces in a step, not {FOUR}.{why}")
+
+
+WEIGHTS, WIDTH, FLOPS, NVLINK, NETWORK = 856e6, 8192, 400e12, 450e9, 50e9
+
+
+def _layer(ranks: int, link: float, operations: float = 6, sums: int = 4, size: int = 2) -> tuple[float, float]:
+    """Return the seconds of computing and of all-reduces in a layer, for each token."""
+    return operations * WEIGHTS / ranks / FLOPS, sums * 2 * (ranks - 1) / ranks * WIDTH * size / link
+
+
+def _slower(one: tuple[float, float], two: tuple[float, float]) -> float:
+    return sum(two) / sum(one)
+
+
+ONE, TWO = _layer(8, NVLINK), _layer(16, NETWORK)
+TIMES = _slower(ONE, TWO)
+SLIPS = {
+    "That is the time on 8 GPUs by the one on 16.": 1 / TIMES,
+    "The ring of 16 passes the links between the hosts.": _slower(ONE, _layer(16, NVLINK)),
+    "The 8 GPUs of one host have the fast links.": _slower(_layer(8, NETWORK), TWO),
+    "That is computing alone; the sums are added to it.": 0.5,
+    "Those are the sums alone.": TWO[1] / ONE[1],
+    "No computing hides the sums, so the two times are added.": max(TWO) / max(ONE),
+    "A layer has four all-reduces, in each of which a rank of a ring sends twice (n - 1)/n of the tensor.":
+        _slower(_layer(8, NVLINK, sums=2), _layer(16, NETWORK, sums=2)),
+    "Forward has 2 operations for each weight and token, backward 4.":
+        _slower(_layer(8, NVLINK, operations=2), _layer(16, NETWORK, operations=2)),
+    "A number in bfloat16 has two bytes.": _slower(_layer(8, NVLINK, size=4), _layer(16, NETWORK, size=4)),
+    "Each GPU has a part of the matrices only.": (8 * ONE[0] + TWO[1]) / (8 * ONE[0] + ONE[1]),
+}  # fmt: skip
+
+
+@exercise(
+    "For one token: the seconds of 6 operations for each weight of a rank, and those of four all-reduces of a vector. "
+    "Add them up, once for 8 ranks and once for 16.",
+    "Begin with `one = 6 * 856e6 / 8 / 400e12 + 4 * 2 * 7 / 8 * 8192 * 2 / 450e9`, and write the same for 16.",
+)
+def two_hosts(answer: float) -> None:
+    """`answer` is the time of a layer on 16 GPUs in two hosts, as a multiple of that on 8 in one, within 1 %."""
+    times = read(answer, float, "A number is wanted: how many times as long the step takes")
+    require(abs(times - TIMES) <= 0.01 * TIMES,
+            f"It does not take {times:.4g} times as long." + name_slip(times, SLIPS, 0.002))  # fmt: skip
+    right("Twice the GPUs, and slower: between hosts the sums take three times as long as computing.")

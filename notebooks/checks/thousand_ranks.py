@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import rpcbench
-from checks import exercise, require, returned, right, shown, trying
+from checks import DOTS, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
@@ -68,11 +68,8 @@ def states(answer: Callable[[int, int], tuple[float, float, float]]) -> None:
         case = f"{parameters:,} parameters on {ranks} ranks"
         with trying(case):
             found: Any = returned(answer(parameters, ranks))
-        triple = isinstance(found, tuple | list) and len(found) == 3
-        require(
-            triple and all(isinstance(each, int | float) for each in found),
-            f"{case}: three numbers are wanted, of parameters, gradients and optimizer, not {shown(found)}.",
-        )
+        told = f"{case}: three numbers are wanted, of parameters, gradients and optimizer"
+        found = read(found, (float,) * 3, told)
         for name, mine, played in zip(("parameters", "gradients", "optimizer"), found, play_states(width, ranks)):
             require(
                 abs(mine - played) <= NEAR * played,
@@ -107,7 +104,7 @@ def kept(answer: Callable[[int, int, int], float]) -> None:
         case = f"{tokens} tokens, width {width}, hidden {hidden}"
         with trying(case):
             found: Any = returned(answer(*sizes))
-        require(isinstance(found, int | float), f"{case}: a number is wanted, not {shown(found)}.")
+        found = read(found, float, f"{case}: a number is wanted")
         played = play_kept(*sizes)
         require(
             abs(found - played) <= NEAR * played,
@@ -129,12 +126,12 @@ estimate = functools.cache(
 
 def require_layout(found: Any) -> None:
     """Require a layout that can be played, with the batch and the GPUs that are given."""
-    require(found is not ..., "Nothing is written down so far. Replace the three dots.")
+    require(found is not ..., f"Nothing is written down so far. {DOTS}")
     named = type(found) is dict and set(found) == set(NAMES)
     require(named, f"A dict with {', '.join(NAMES)} is wanted, not {shown(found)}.")
-    dp, tp, rows, recompute = (found[name] for name in NAMES)
-    whole = all(type(size) is int and size > 0 for size in (dp, tp, rows))
-    require(whole, f"dp, tp and rows are whole numbers, not {shown([dp, tp, rows])}.")
+    *sizes, recompute = (found[name] for name in NAMES)
+    dp, tp, rows = read(sizes, (int, int, int), "dp, tp and rows are whole numbers")
+    require(min(dp, tp, rows) > 0, f"dp, tp and rows are one or more, not {shown(sizes)}.")
     require(type(recompute) is bool, f"recompute is True or False, not {shown(recompute)}.")
     require(dp * tp == GPUS, f"dp {dp} · tp {tp} are {dp * tp} GPUs, and there are {GPUS}.")
     require(

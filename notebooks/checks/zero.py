@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from counted_ring import LAYERS, WIDTH, batch, make_model
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from checks import exercise, require, returned, right, shown, trying
+from checks import differ, dots_left, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.on_ranks import Run, run_on_ranks
 from checks.ranks import Ranks
 
 CLOSE = 1e-9
@@ -23,15 +29,14 @@ CLOSE = 1e-9
 )
 def memory(answer: Callable[[int, int, int, int], float]) -> None:
     """`answer(stage, numbers, ranks, states)` is the bytes that a rank holds."""
-    for numbers, ranks, states in ((1200, 4, 2), (1200, 3, 0), (600, 6, 1), (80, 1, 2)):
+    for numbers, ranks, states in ((1200, 3, 2), (1200, 4, 0), (600, 6, 1), (80, 1, 2)):
         for stage in range(4):
             with trying("The function"):
                 found = returned(answer(stage, numbers, ranks, states))
-            require(isinstance(found, int | float) and not isinstance(found, bool),
-                    f"It should return a number of bytes, not {shown(found)}.")  # fmt: skip
+            found = read(found, float, "It should return a number of bytes")
             wanted = _memory(stage, numbers, ranks, states)
             if abs(found - wanted) > CLOSE:
-                _wrong_memory(float(found), stage, numbers, ranks, states)
+                _wrong_memory(found, stage, numbers, ranks, states)
     right("Every rank more takes its share of what is cut; what is not cut stays.")
 
 
@@ -52,7 +57,10 @@ def _wrong_memory(found: float, stage: int, numbers: int, ranks: int, states: in
         require(not same, f"{case} {found:g} bytes would be right with {other} state{'' if other == 1 else 's'} for "
                 "each number.")  # fmt: skip
     wanted = _memory(stage, numbers, ranks, states)
-    require(False, f"{case} a rank holds {wanted:g} bytes, not {found:g}.")
+    short = 3 * numbers * states / (ranks if stage else 1)  # of states with one byte each
+    require(not states or abs(found + short - wanted) > CLOSE, f"{case} {found:g} bytes would be right if a number of "
+            "the optimizer's state had one byte. It has four, as all others.")  # fmt: skip
+    require(False, f"{case} a rank holds {differ(wanted, found, ' bytes, not ', 6)}.")
 
 
 FLATS: list[tuple[list[tuple[str, int]], int]] = [
@@ -81,8 +89,7 @@ def held(answer: Callable[[list[tuple[str, int]], int, int], Sequence[tuple[str,
             with trying("The function"):
                 found: Any = returned(answer(given, ranks, rank))
             require(given == sizes, "The list `sizes` has changed; leave it as it was given.")
-            require(isinstance(found, list) and all(isinstance(each, tuple) and len(each) == 3 for each in found),
-                    f"A list of (name, begin, end) is wanted, not {shown(found)}.")  # fmt: skip
+            found = read(found, [(str, int, int)], "A list of (name, begin, end) is wanted")
             wanted = _held(sizes, ranks, rank)
             if found != wanted:
                 _wrong_shard(sizes, ranks, rank, found, wanted)
@@ -145,7 +152,7 @@ def step(answer: Callable[..., Any]) -> None:
             reference.step()
             case = f"{size} rank{'s' if size > 1 else ''}, step {number + 1}, norm {float(mean.norm()):.2g}:"
             for rank in range(size):
-                _same_step(wholes[rank], alone.detach(), before, rank, size, most, case)
+                _same_step(wholes[rank], alone.detach(), before, rank, gradients, most, case)
             _little_traffic(calls, case)
     right("Sharded, clipped, and the same parameters on every rank.")
 
@@ -169,21 +176,50 @@ def _stepped(
     return ranks.calls[0]
 
 
-def _same_step(found: Tensor, wanted: Tensor, before: Tensor, rank: int, size: int, most: float, case: str) -> None:
+def _same_step(
+    found: Tensor, wanted: Tensor, before: Tensor, rank: int, gradients: Tensor, most: float, case: str
+) -> None:
+    size = len(gradients)
     if torch.allclose(found, wanted, atol=1e-6):
         return
-    require(not torch.equal(found, before), f"{case} `whole` is as it was on rank {rank}. Replace the three dots; "
-            "change `whole` itself.")  # fmt: skip
+    require(not torch.equal(found, before), f"{case} `whole` is as it was on rank {rank}.{dots_left()} Change "
+            "`whole` itself.")  # fmt: skip
     mine = found.chunk(size)[rank]
     if torch.allclose(mine, wanted.chunk(size)[rank], atol=1e-6):
         require(False, f"{case} rank {rank} has stepped with its own shard, and the other shards of `whole` are not "
                 "those of the other ranks.")  # fmt: skip
     moved, should = (mine - before.chunk(size)[rank]), (wanted - before).chunk(size)[rank]
     times = moved / should
+    if slip := _clipped_otherwise(moved - should, gradients, rank, most):
+        require(False, f"{case} rank {rank} has moved its shard as if {slip}")
     even = float(times.max() - times.min()) < 1e-5
     how = f"{float(times[0]):.4g} times as far as" if even else "otherwise than"
     require(False, f"{case} the shard of rank {rank} has moved {how} one process moves it with the mean gradient, "
             f"clipped to a norm of {most:g}.")  # fmt: skip
+
+
+def _clipped_otherwise(further: Tensor, gradients: Tensor, rank: int, most: float) -> str:
+    """The mistake in clipping by which a shard has moved further than it should; empty if it is not known."""
+    mean = gradients.mean(0)
+    shards = mean.chunk(len(gradients))
+    norms = [float(shard.norm()) for shard in shards]
+
+    def clipped(gradient: Tensor, norm: float) -> Tensor:
+        return gradient * min(1.0, most / norm) if norm else gradient
+
+    early = torch.stack([clipped(each, float(each.norm())) for each in gradients]).mean(0).chunk(len(gradients))[rank]
+    mistakes = {
+        "it were clipped by the norm of this shard alone. Each shard has another norm, and all are to shrink alike.":
+            clipped(shards[rank], norms[rank]),
+        "it were clipped by the sum of the norms of all shards. Squares of norms can be added up, norms cannot.":
+            clipped(shards[rank], sum(norms)),
+        "it were clipped by the square of the norm.": clipped(shards[rank], float(mean.norm()) ** 2),
+        "each rank had clipped its own gradient, before the mean is taken. One process clips the mean.":
+            early,
+    }  # fmt: skip
+    wanted = clipped(shards[rank], float(mean.norm()))
+    return next((told for told, other in mistakes.items()
+                 if torch.allclose(further, 0.1 * (wanted - other), rtol=1e-4, atol=1e-6)), "")  # fmt: skip
 
 
 def _little_traffic(calls: list[tuple[str, int]], case: str) -> None:
@@ -194,6 +230,118 @@ def _little_traffic(calls: list[tuple[str, int]], case: str) -> None:
     names = [name for name, _ in calls]
     require(names.count("reduce_scatter") == 1 and names.count("all_gather") == 1, f"{case} right, with {told}; one "
             "reduce_scatter and one all_gather are enough.")  # fmt: skip
+
+
+class Scaled(nn.Module):
+    """The layers of the lesson, and a parameter that belongs to none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_model()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.scale * self.layers(x)
+        return scaled
+
+
+class WholeParameters(TorchDispatchMode):
+    """Looks before each operation how many bytes of a model's parameters are gathered; `most` is the most so far."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.most, self._model = 0, model
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        now = sum(each.nbytes for each in self._model.parameters() if not isinstance(each, DTensor))
+        self.most = max(self.most, now)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Sharded:
+    """A step of a model that an answer has cut, on one rank."""
+
+    whole: list[str]  # parameters that are not cut
+    held: int  # bytes of the pieces of parameters, and of the states of Adam
+    most: int = 0  # bytes that were gathered at once
+    wrong: str = ""  # the first gradient that is not that of one process
+
+
+RANKS = 4
+SHARE = -(-WIDTH // RANKS) * 4 * (LAYERS * (WIDTH + 1) + 1)  # bytes of the parameters: 13 rows of 50 on a rank
+ONE_LAYER = 4 * (WIDTH * WIDTH + WIDTH + WIDTH)  # a layer, and the parameter beside the layers
+GATHERS = 2 * LAYERS  # all layers twice, the last one and `scale` once
+
+
+@exercise(
+    "The root takes what no layer has taken, so it comes last. Then follow one step: which layer is needed again right "
+    "after its forward?",
+    "Begin with `for layer in model.layers:`, and let `reshard_after_forward` depend on whether `layer` is "
+    "`model.layers[-1]`.",
+)
+def on_ranks(answer: Callable[[nn.Module], Any]) -> None:
+    """`answer(model)` cuts a model on each worker: one layer is whole at a time, and none is gathered for nothing."""
+    ran = run_on_ranks(sharded_step, answer, [()] * RANKS)
+    for rank, seen in enumerate(ran.values):
+        _all_cut(rank, seen)
+        require(not seen.wrong, f"All is cut; but on rank {rank} {seen.wrong}.")
+        require(seen.most <= ONE_LAYER, f"Right gradients; but on rank {rank} {seen.most} bytes of parameters are "
+                f"whole at once. One layer and `scale` have {ONE_LAYER}.")  # fmt: skip
+    _no_gather_for_nothing(ran)
+    right(f"One layer at a time, and {GATHERS} gathers: the last layer stays, as its backward comes next.")
+
+
+def sharded_step(answer: Callable[[nn.Module], Any]) -> Sharded:
+    """On a worker: a step of Adam on this rank's rows of a batch."""
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model, alone = Scaled(), Scaled()
+    try:
+        answer(model)
+    except TypeError:
+        require(not isinstance(model.scale, DTensor), "`fully_shard(model)` has taken all parameters before the layers "
+                "were cut. Call it last: it takes what is left.")  # fmt: skip
+        raise
+    cut = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
+    whole = [name for name, _ in alone.named_parameters() if name not in cut]
+    held = sum(each.to_local().untyped_storage().nbytes() for each in cut.values())
+    if whole or held > SHARE:
+        return Sharded(whole, held)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x, y = batch(step=0)
+    F.mse_loss(alone(x), y).backward()
+    with WholeParameters(model) as seen:
+        F.mse_loss(model(x.chunk(size)[rank]), y.chunk(size)[rank]).backward()
+    wrong = next((told for name, one in alone.named_parameters() if (told := _why_other(name, cut[name], one))), "")
+    optimizer.step()
+    return Sharded(whole, held, seen.most, wrong)
+
+
+def _why_other(name: str, cut: DTensor, alone: nn.Parameter) -> str:
+    if cut.grad is None:
+        return f"{name} has no gradient"
+    wanted = distribute_tensor(alone.grad, cut.device_mesh, cut.placements, src_data_rank=None).to_local()
+    found = cut.grad.to_local()
+    return "" if torch.allclose(found, wanted, atol=1e-7) else f"the gradient of {name} is not that of one process"
+
+
+def _all_cut(rank: int, seen: Sharded) -> None:
+    layers = [name for name in seen.whole if name.startswith("layers.")]
+    few = ", ".join(layers[:2]) + (f" and {len(layers) - 2} more" if len(layers) > 2 else "")
+    require(len(seen.whole) < 2 * LAYERS + 1, f"Rank {rank} has all parameters whole: nothing was cut.{dots_left()}")
+    require(not layers, f"Rank {rank} has {few} whole: not each layer is cut.")
+    require(not seen.whole, f"Rank {rank} has `scale` whole: it belongs to the model, and to none of its layers.")
+    require(seen.held <= SHARE, f"Rank {rank} keeps {seen.held} bytes of parameters, and a share of four ranks has "
+            f"{SHARE}. Over how many ranks is a parameter cut?")  # fmt: skip
+
+
+def _no_gather_for_nothing(ran: Run) -> None:
+    for rank in range(len(ran.values)):
+        gathers = [call.size for call in ran.calls[rank] if call.op == "all_gather"]
+        own = gathers.count(min(gathers))
+        why = "`scale` twice." if own > 1 else "each layer twice. Which one is needed again right after its forward?"
+        require(len(gathers) <= GATHERS, f"Right gradients, one layer at a time; but the trace of rank {rank} has "
+                f"{len(gathers)} all-gathers, and {GATHERS} are enough: it gathers {why}")  # fmt: skip
 
 
 class Layer:
@@ -226,7 +374,8 @@ class Layer:
         self._usable(weight, "backward")
         before, after = x.shape[-1], gradient.shape[-1]
         require((before, after) == tuple(weight.shape), f"Layer {self.place} takes inputs of width {weight.shape[0]} "
-                f"and gradients of width {weight.shape[1]}, not {before} and {after}.")  # fmt: skip
+                f"and gradients of width {weight.shape[1]}, not {before} and {after}."
+                + (" You give it its output." if before == after == weight.shape[1] else ""))  # fmt: skip
         of_sum = gradient * (1 - torch.tanh(x @ weight).square())
         self._pending = x.T @ of_sum
         self._seen.computed(self._pending.numel())
@@ -304,7 +453,7 @@ def zero3(answer: Callable[[list[Layer], Tensor, Callable[[Tensor], Tensor]], An
 
 def _right_gradients(layers: list[Layer], wanted: list[Tensor | None], case: str) -> None:
     count = sum(len(layer.reduced) for layer in layers)
-    require(count > 0, f"{case} no gradient was handed to `reduce_scatter`. Replace the three dots.")
+    require(count > 0, f"{case} no gradient was handed to `reduce_scatter`.{dots_left()}")
     for layer, gradient in zip(layers, wanted, strict=True):
         assert gradient is not None
         times = len(layer.reduced)
@@ -323,3 +472,26 @@ def _little_memory(layers: list[Layer], seen: Seen, largest: int, case: str) -> 
     left = [layer.place for layer in layers if layer.here]
     require(not left, f"{case} at the end layer {', '.join(map(str, left))} is still gathered.")
     require(seen.gathers <= 2 * len(layers), f"{case} {seen.gathers} gathers; two for each layer are enough.")
+
+
+LONGER = 511 / 512 * (156e12 / 25e9) / 4096
+SLIPS = {
+    "That is the time without communication by the one with it.": 1 / LONGER,
+    "Transfers run beside the computing, so the two times are not added.": 1 + LONGER,
+    "A parameter in bfloat16 has two bytes, and the GPU computes 156 TFLOP/s, not its peak.": 2 * LONGER,
+    "That is the traffic of stage 2; stage 3 gathers the parameters twice.": LONGER * 2 / 3,
+    "The transfers take longer than computing, so they are not hidden.": 1.0,
+}
+
+
+@exercise(
+    "Compare for each parameter: the seconds of its three transfers, and of the 6 operations of each token. The longer "
+    "ones decide.",
+    "Begin with `moving = 3 * 511 / 512 * 2 / 25e9` and `computing = 6 * 4096 / 156e12`.",
+)
+def exposed(answer: float) -> None:
+    """`answer` is the time of a step, as a multiple of computing alone, within 1 %."""
+    times = read(answer, float, "A number is wanted: how many times as long the step takes")
+    require(abs(times - LONGER) <= 0.01 * LONGER,
+            f"A step does not take {times:.4g} times as long." + name_slip(times, SLIPS, 0.005))  # fmt: skip
+    right("It is communication-bound: a third of the step is exposed. Two rows on each GPU would hide all transfers.")

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from checks import exercise, require, returned, right, shown, trying
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rpcbench
+from checks import DOTS, exercise, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
-from rpcbench.pipeline import PipelineError, schedule, schedules
+from rpcbench.pipeline import Pipeline, PipelineError, Plan, schedule, schedules, split
+from rpcbench.pipeline.batch import StepResult
 from rpcbench.pipeline.ops import Kind, parse_ops, validate_ops
 
 MOST_IDLE, MOST_KEPT = 0.08, 3
-
-
-def _words(found: Any, asked: str) -> list[str]:
-    """The answer, if it is a list of texts."""
-    require(
-        isinstance(found, list) and all(isinstance(word, str) for word in found),
-        f"A list of texts is wanted; {asked} you return {shown(found)}.",
-    )
-    words: list[str] = found
-    return words
 
 
 @exercise(
@@ -39,11 +35,12 @@ def in_halves(answer: Callable[[Sequence[str]], Sequence[str]]) -> None:
         with trying():
             found = returned(answer(given))
         require(given == own, "Your function has changed the list that it was given. Make a new one.")
-        words = _words(found, f"for {shown(own)}")
+        words = read(found, [str], f"A list of texts is wanted for {shown(own)}")
         wanted = " ".join(
             f"{word.replace('B', 'I')} {word.replace('B', 'W')}" if "B" in word else word for word in own
         ).split()
-        require(words == wanted, f"{shown(' '.join(own))} should become {shown(' '.join(wanted))}, not {shown(words)}.")
+        told = " should become ".join(shown(" ".join(each)) for each in (own, wanted))
+        require(words == wanted, f"{told}, not {shown(' '.join(words))}.")
     right("The next worker gets its gradient sooner. The gaps are still empty.")
 
 
@@ -51,11 +48,13 @@ def in_halves(answer: Callable[[Sequence[str]], Sequence[str]]) -> None:
     "The first worker is idle between its second forward and `0I0`. What could it run there, and is it allowed?",
     "Begin with `0F0 0F1 0F2 0I0 0W0`: then two micro-batches are kept, and there is room for the next forward.",
 )
-def mine(answer: str) -> None:
+def mine(answer: str | Plan | Sequence[str]) -> None:
     """Two workers, four micro-batches, in halves; less idle than MOST_IDLE with MOST_KEPT."""
-    require(isinstance(answer, str), "Replace the three dots by the schedule, a text of two lines.")
+    require(answer is not ..., f"{DOTS[:-1]} by the schedule, a text of two lines.")
+    lines = [str(answer)] if isinstance(answer, str | Plan) else read(answer, [object], "A text of two lines is wanted")
+    words = [line if isinstance(line, str) else " ".join(read(line, [str], "A text is wanted")) for line in lines]
     with trying("The schedule"):
-        ops = parse_ops(answer)
+        ops = parse_ops("\n".join(words))
     require(len(ops) == 2, f"Two workers need two lines; here are {len(ops)}.")
     try:
         validate_ops(ops, stages=2, microbatches=4, most_live=MOST_KEPT)
@@ -68,9 +67,93 @@ def mine(answer: str) -> None:
     right(f"{idle:.1%} idle. A schedule of your own!")
 
 
+# -- a pipeline on the workers, under a limit
+WORKERS, WIDE, ROWS = 3, 4, 2  # stages and workers, width of an activation, samples in a micro-batch
+RUNS = ((6, 2), (5, 1), (4, 3), (2, 2))  # micro-batches, and how many of them a worker may keep
+
+
+@exercise(
+    "1F1B begins with as many forwards as there are workers from here to the end. What if that is more than the limit? "
+    "And behind each backward there is room for one forward more.",
+    "Begin with `def ops(workers, microbatches, chunks=1)`, which makes for each worker a list of texts: `ahead = "
+    "min(workers - worker, most, microbatches)` forwards, then a backward and a forward by turns, then the backwards "
+    "that are left. A pipeline takes the function as its schedule.",
+)
+def on_workers(answer: Callable[[Any, int, int], Pipeline]) -> None:
+    """`answer(stages, microbatches, most)` is a pipeline that keeps no more than `most` activations on a worker."""
+    workers = rpcbench.cluster().workers
+    require(len(workers) >= WORKERS, f"{WORKERS} workers are needed: `%cluster scale {WORKERS}`.")
+    for microbatches, most in RUNS:
+        case = f"{microbatches} micro-batches, at most {most}"
+        model = layers()
+        with trying(f"{case}: it"):
+            pipe = returned(answer(split(layers(), workers[:WORKERS]), microbatches, most))
+        require(isinstance(pipe, Pipeline), f"{case}: it should return a Pipeline, not {shown(pipe)}.")
+        x, y = torch.randn(2, microbatches * ROWS, WIDE, generator=torch.Generator().manual_seed(25))
+        with trying(f"{case}: the step"), pipe.batch(x, y) as batch:
+            result, found = batch.result, batch.gradients()
+        F.mse_loss(model(x), y).backward()
+        _same_gradients(case, found, model)
+        _kept(case, result, microbatches, most)
+        _no_longer(case, result, microbatches, most)
+    right("The memory decides how many forwards may run ahead, and the bubble pays for it.")
+
+
+def layers() -> nn.Sequential:
+    """A stage for each worker."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(25)
+        return nn.Sequential(*(nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh()) for _ in range(WORKERS)))
+
+
+def _same_gradients(case: str, found: dict[str, Tensor], model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        times = (found[name] / parameter.grad).mean().item()
+        close = torch.allclose(found[name], parameter.grad, atol=1e-6)
+        require(close, f"{case}: the gradient of {name} is {times:.3g} times that of one process. Is `loss_fn` the "
+                "mean squared error?")  # fmt: skip
+
+
+def _kept(case: str, result: StepResult, microbatches: int, most: int) -> None:
+    """In the step that has run, from the begin of a forward to the end of its backward, or of its W."""
+    ran = {row["microbatch"] for row in result.rows if row["op"] == "F"}
+    require(len(ran) == microbatches, f"{case}: the step has run {len(ran)} micro-batches.")
+    for worker in sorted({row["worker"] for row in result.rows}):
+        rows = sorted((row for row in result.rows if row["worker"] == worker), key=lambda row: row["begin"])
+        now = largest = 0
+        for row in rows:
+            now += {"F": 1, "B": -1, "W": -1}.get(row["op"], 0)
+            largest = max(largest, now)
+        order = " ".join(f"{row['op']}{row['microbatch']}" for row in rows)
+        require(largest <= most, f"{case}: right gradients; but {result.names[worker]} has kept {largest} at once: "
+                f"{order}.")  # fmt: skip
+
+
+def _no_longer(case: str, result: StepResult, microbatches: int, most: int) -> None:
+    best = schedule(_limited(microbatches, most)).simulate().idle
+    assert result.idle_ideal is not None
+    require(result.idle_ideal <= best + 1e-9, f"{case}: right gradients, and no more is kept; but on paper "
+            f"{result.idle_ideal:.1%} are idle, and {best:.1%} are possible.")  # fmt: skip
+
+
+def _limited(microbatches: int, most: int) -> str:
+    """1F1B with no more than `most` forwards ahead."""
+    lines = []
+    for worker in range(WORKERS):
+        ahead = min(WORKERS - worker, most, microbatches)
+        words = [f"{worker}F{number}" for number in range(ahead)]
+        for number in range(microbatches):
+            words.append(f"{worker}B{number}")
+            words += [f"{worker}F{ahead + number}"] if ahead + number < microbatches else []
+        lines.append(" ".join(words))
+    return "\n".join(lines)
+
+
 @exercise(
     "Draw 1F1B in halves for 3 workers: the last worker has gaps at the end that saved `W`s would fill.",
-    "Let worker w run each `W` later by w micro-batches: W0 right after I of micro-batch w; the rest come last.",
+    "Let a worker put its `W`s off, a later worker more than an earlier one. By how many micro-batches may worker w "
+    "be behind, if nobody keeps more than `workers`? Begin with the last worker of three, on paper.",
 )
 def zero_bubble(answer: Callable[[int, int, int], Sequence[str]]) -> None:
     """The lists of all workers are a schedule as short as ZB-H1, which keeps no more than `workers` micro-batches."""
@@ -80,7 +163,7 @@ def zero_bubble(answer: Callable[[int, int, int], Sequence[str]]) -> None:
         for worker in range(workers):
             with trying(f"For worker {worker} of {asked} it"):
                 found = returned(answer(worker, workers, microbatches))
-            lines.append(" ".join(_words(found, f"for worker {worker} of {asked}")))
+            lines.append(" ".join(read(found, [str], f"A list of texts is wanted for worker {worker} of {asked}")))
         text = "\n".join(lines)
         try:
             ops = parse_ops(text)

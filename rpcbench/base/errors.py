@@ -8,6 +8,7 @@
         │   └── StageLostError        ... and stages of a pipeline with it; lists these, and the steps of the others
         ├── ConnectionLostError       the other process still runs, but a message to or from it was lost
         ├── UnknownWorkerError        (also ValueError) no such worker: a typing error of the caller
+        ├── ChoiceError               a name given to `rpcbench state` fits no cluster, or several
         ├── UnknownVariableError      (also KeyError) no such variable on a worker: a typing error as well
         ├── NoOverloadError           (also TypeError) an operator of torch that does not take these arguments
         ├── SerializationError        (also TypeError) an argument or result that cannot be sent
@@ -61,6 +62,12 @@ def format_bytes(count: int) -> str:
         value /= 1000
         units.pop(0)
     return f"{value:.0f} {units[0]}" if units[0] == "B" or value >= 99.95 else f"{value:.1f} {units[0]}"
+
+
+def format_part(part: int, whole: int) -> str:
+    """Return bytes and those that they are a part of, with one unit where it fits both: `1.2 of 25.3 GB`."""
+    all_, unit = format_bytes(whole).split()
+    return f"{format_bytes(part).removesuffix(f' {unit}')} of {all_} {unit}"
 
 
 def suggest_nearest(word: str, there: Iterable[str]) -> str:
@@ -175,6 +182,10 @@ class UnknownWorkerError(RpcError, ValueError):
         return cls(f"could not find destination {kind} {key}: {suggest_nearest(str(key), there)}")
 
 
+class ChoiceError(RpcError):
+    """A name given to a command fits nothing that is there, or several things."""
+
+
 class UnknownVariableError(RpcError, KeyError):
     """A name that no variable of a worker's cells has; the text names the most similar one."""
 
@@ -205,6 +216,12 @@ class RemoteError(RpcError):
 
     def __str__(self) -> str:
         return f"on {self.worker}:\n{self.traceback}"
+
+
+def is_worker_loss(error: BaseException | None) -> bool:
+    """Return whether a call ended because its own worker was lost."""
+    # An error that the function raised has a RemoteError as its cause, also one about the loss of another worker.
+    return isinstance(error, WorkerLostError) and not isinstance(error.__cause__, RemoteError)
 
 
 class CallCancelled(RpcError):

@@ -20,6 +20,7 @@ Tables; `rpcbench.telemetry.record_schema` has their fields
     collectives  its part of a collective operation key "0f….0.7"
     cells     cells that were sent, or run here     key "8"
     jobs      maps and training loops               key "7"
+    metrics   what its program logs                 key "0.12"
     health    its state at the last request         key "1"; figures: `rpcbench.telemetry.worker_columns`
     launched  processes this member started         key "1"
     actions   requests by clicks in panels          key "scale 3"

@@ -53,8 +53,8 @@ def kept_name(file: str) -> str | None:
 
 def ipython_shell() -> Any:
     """Return IPython's shell in this process; None if there is none, as in a script."""
-    loaded: Any = sys.modules.get("IPython")
-    return None if loaded is None else loaded.get_ipython()
+    find: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)  # absent while another thread imports it
+    return None if find is None else find()
 
 
 def cell_name(file: str) -> str | None:

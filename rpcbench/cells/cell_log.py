@@ -4,7 +4,9 @@ Guarantees
 - The last `MOST` cells are kept; of more, one that has ended goes first. A row has at most `LONGEST` characters of
   code.
 - A row is made only when a watcher reads it: a cell costs a few microseconds.
-- A cell of the notebook that does no more than send its code to workers is one row, that of the workers.
+- A cell of the notebook that does no more than send its code to workers is one row, that of the workers, in the log of
+  their cluster alone.
+- No cell is left as running in the last world: cells that run when this process leaves it are recorded until then.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from rpcbench.base.charts import shorten_words
-from rpcbench.base.errors import CallCancelled, WorkerLostError
+from rpcbench.base.errors import CallCancelled, is_worker_loss
 from rpcbench.base.ids import Counter, Row, Table
 from rpcbench.base.sources import ipython_shell
 from rpcbench.runtime.locked_node import is_main_thread
@@ -27,16 +30,19 @@ if TYPE_CHECKING:
 
 MOST = 200
 LONGEST = 2000
-RUNS, OK, ERROR, INTERRUPTED, LOST = "runs", "ok", "error", "interrupted", "lost"
-"""The states of a cell on a worker."""
+RUNS, OK, ERROR, INTERRUPTED, LOST, STOPPED = "runs", "ok", "error", "interrupted", "lost", "stopped"
+"""The states of a cell on a worker. `STOPPED`: it still ran when the cluster was stopped, perhaps by itself."""
 _LONGEST_ERROR = 300
 
 
 class CellRecord:
     """The record of one cell. It is made by `CellLog.begin_cell`; its methods may be called on any thread."""
 
-    def __init__(self, about: Row, members: Iterable[tuple[int, str]], report_change: Callable[[], object]) -> None:
+    def __init__(
+        self, about: Row, here: int, members: Iterable[tuple[int, str]], report_change: Callable[[], object]
+    ) -> None:
         self.code: str = about["code"]
+        self._here = here  # the member that records it
         self._about = about
         self._report_change = report_change
         self._lock = threading.Lock()  # guards `_parts`
@@ -53,7 +59,16 @@ class CellRecord:
         now = time.monotonic()
         with self._lock:
             part = self._parts[member]
-            part[1:4] = *_state_and_error(error, kind), now
+            part[1:4] = *_state_and_error(error, kind, is_here=member == self._here), now
+        self._report_change()
+
+    def stop(self) -> None:
+        """Record the end of the world for the parts that run."""
+        now = time.monotonic()
+        with self._lock:
+            for part in self._parts.values():
+                if part[1] == RUNS:
+                    part[1], part[3] = STOPPED, now
         self._report_change()
 
     def tell_run(self, member: int, number: int | None, seconds: float | None) -> None:
@@ -71,10 +86,10 @@ class CellRecord:
         }  # fmt: skip
 
 
-def _state_and_error(error: BaseException | None, kind: str | None) -> tuple[str, str]:
+def _state_and_error(error: BaseException | None, kind: str | None, is_here: bool) -> tuple[str, str]:
     if error is None:
         return OK, ""
-    if isinstance(error, WorkerLostError):
+    if is_worker_loss(error) and not is_here:  # here it is an error of the code: another member is lost
         return LOST, ""
     if isinstance(error, KeyboardInterrupt | CallCancelled) and kind in (None, "KeyboardInterrupt"):
         return INTERRUPTED, ""
@@ -94,18 +109,27 @@ class CellLog:
         self._kept: CellRecord | None = None  # see `keep_here`
         self._bus = agent.links.bus
         self._bus.register_table("cells", self.table)
+        agent.hooks.on_leave.insert(0, self._stop_cells)  # before the collector waits for the last reports
         shell = ipython_shell()
         if shell is not None and agent.id == 0:
+            _NOTEBOOKS.add(self)
+            agent.hooks.on_end.append(partial(_NOTEBOOKS.discard, self))
             for event, called in (("pre_run_cell", self._begin_here), ("post_run_cell", self._end_here)):
                 shell.events.register(event, called)
                 agent.hooks.on_end.append(partial(shell.events.unregister, event, called))
 
     def begin_cell(self, code: str, members: Iterable[tuple[int, str]], origin: Origin | None) -> CellRecord:
         """Record that a cell is sent to members, by id and name."""
-        if self._here is not None and is_main_thread() and _sends_only(self._here[2].code, code):
+        if is_main_thread():
+            for log in [*_NOTEBOOKS]:
+                log._forget_sender(code)
+        return self._record(code, members, origin)[1]
+
+    def _forget_sender(self, code: str) -> None:
+        """Forget the cell that runs here if it does no more than send this code to workers, of whichever cluster."""
+        if self._here is not None and _sends_only(self._here[2].code, code):
             self._forget(self._here[1])
             self._here = None
-        return self._record(code, members, origin)[1]
 
     def _record(self, code: str, members: Iterable[tuple[int, str]], origin: Origin | None) -> tuple[str, CellRecord]:
         number = self._numbers.next()
@@ -115,7 +139,9 @@ class CellLog:
         def report_change() -> None:
             self._bus.record_change("CellChanged", "cells", key, record.make_row)
 
-        record = CellRecord({"order": number, "code": code.strip("\n"), **where}, members, report_change)
+        record = CellRecord(
+            {"order": number, "code": code.strip("\n"), **where}, self._agent.id, members, report_change
+        )
         dropped = None
         with self._lock:
             self._cells[key] = record
@@ -131,6 +157,12 @@ class CellLog:
             self._cells.pop(key, None)
         self._bus.record_change("CellForgotten", "cells", key, _no_row)
 
+    def _stop_cells(self) -> None:
+        with self._lock:
+            running = [cell for cell in self._cells.values() if not cell.has_ended]
+        for cell in running:
+            cell.stop()
+
     def table(self) -> Table:
         with self._lock:
             cells = dict(self._cells)
@@ -144,7 +176,6 @@ class CellLog:
         number = len(ipython_shell().history_manager.input_hist_parsed)
         origin = Origin(str(getattr(info, "cell_id", None) or ""), number)
         key, record = self._record(info.raw_cell, [(0, self._agent.name)], origin)
-        record.tell_run(0, number, None)
         self._here = info, key, record
 
     def keep_here(self) -> CellRecord | None:
@@ -162,6 +193,10 @@ class CellLog:
         if record is not self._kept:
             record.end_part(0, error)
         self._kept = None
+
+
+_NOTEBOOKS: WeakSet[CellLog] = WeakSet()
+"""The logs that record the cells of the notebook, one for each of its clusters. Used on the thread that runs cells."""
 
 
 def _sends_only(raw: str, code: str) -> bool:

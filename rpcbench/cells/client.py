@@ -508,7 +508,7 @@ class CellClient:
 
 
 def _tell_run(record: CellRecord, member: int, end: End) -> None:
-    record.tell_run(member, end.number, end.seconds)
+    record.tell_run(member, end.number, 0.0 if end.number is None else end.seconds)  # no prompt: it never began
 
 
 def _handling_seconds() -> float:

@@ -294,7 +294,7 @@ def _make_comparable(items: list[_Item]) -> list[Any]:
 
 
 def abbreviate_names(workers: Iterator[str]) -> str:
-    """Abbreviate names of workers: `worker1-3,worker5`."""
+    """Abbreviate names of workers: `worker1-3, worker5`."""
     spans: list[list[str]] = []  # each the first name, and the number of the last one if there are several
     following = None  # the name that would extend the last span
     for name in workers:
@@ -304,7 +304,7 @@ def abbreviate_names(workers: Iterator[str]) -> str:
         else:
             spans.append([name])
         following = f"{found[1]}{int(found[2]) + 1}" if found else None
-    return ",".join("-".join(span) for span in spans)
+    return ", ".join("-".join(span) for span in spans)
 
 
 logger = logging.getLogger(__name__)

@@ -292,7 +292,7 @@ class CellRunner:
         kind = None if error is None else type(error).__name__
         lines = [cut_text(line) for line in outcome.traceback]
         # Before the reply: the client shows the traceback that this carries when the call's error arrives.
-        end = {"error": kind, "traceback": lines, "number": outcome.number, "seconds": round(seconds, 4)}
+        end = {"error": kind, "traceback": lines, "number": outcome.number, "seconds": round(seconds, 6)}
         self.output_stream.end_cell(job.key, json.dumps(end))
         self.cell_messages.stdin.end_questions()
         if error is None:

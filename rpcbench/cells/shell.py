@@ -28,10 +28,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
+from rpcbench.base.errors import count_noun
 from rpcbench.base.rebuild import add_note
 from rpcbench.base.sources import kept_name
 from rpcbench.cells.output import OutputStream, json_with_bytes
-from rpcbench.cells.tracebacks import limit_colours, user_frames
+from rpcbench.cells.tracebacks import fold_causes, fold_torch, limit_colours, user_frames
 from rpcbench.runtime import gpus
 from rpcbench.runtime.current import current_agent
 
@@ -191,6 +192,7 @@ class CellShell(InteractiveShell):
     compile: NamedCompiler
     display_pub: WorkerDisplay
     displayhook: ResultHook
+    _left_out = 0  # frames of torch, in the traceback that is rendered now
     _shown: tuple[BaseException, tuple[str, ...]] | None = None  # the last error that was rendered, and its lines
 
     async def execute_worker_cell(self, code: str, push: dict[str, Any], want: tuple[str, ...], value: bool) -> Outcome:
@@ -231,8 +233,11 @@ class CellShell(InteractiveShell):
             text = "".join(traceback.format_exception(kind, error, below))
             self._showtraceback(type(error), error, text.splitlines())
         else:
-            with limit_colours(self.InteractiveTB):
-                super().showtraceback((kind, error, frames), *args, **kwargs)
+            folded, left_out = fold_torch(frames)
+            with limit_colours(self.InteractiveTB), fold_causes(error) as more:
+                self._left_out = left_out + more
+                super().showtraceback((kind, error, folded), *args, **kwargs)
+            sys.last_traceback = frames  # for `%debug`, which shows all
 
     def _format_exception_for_storage(self, exception: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return what IPython's history keeps of an error: a second rendering would take as long as the first one."""
@@ -243,6 +248,9 @@ class CellShell(InteractiveShell):
 
     def _showtraceback(self, etype: Any, evalue: BaseException, stb: list[str]) -> None:
         """Keep the traceback of the cell's own error; print one of `%tb` or of a callback."""
+        if self._left_out:
+            frames = count_noun(self._left_out, "frame")
+            stb = [*stb, f"{frames} of torch left out: %debug {self.compile.worker}, then w, shows all."]
         running = self.displayhook.exec_result
         own = running is None or running.error_in_exec is evalue
         if own and threading.current_thread() is threading.main_thread():

@@ -3,6 +3,9 @@
 An error keeps its type. IPython renders an exception by its `_render_traceback_`, which returns the worker's rendering.
 Elsewhere (a script, a test) the remote traceback is the error's `__cause__`.
 
+Three frames of torch or more in a row are left out, with a line that says how to see them: `fold_torch`. Where a worker
+was lost, each error of torch's communication on another worker is one line.
+
 The code of a traceback is coloured up to a number of lines: IPython colours the whole function of each frame, and of an
 import the whole module, which on a busy machine takes minutes.
 """
@@ -12,6 +15,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -28,6 +33,7 @@ _HIDDEN = (str(Path(__file__).parent.parent) + os.sep, contextlib.__file__)
 """Prefixes of files whose frames are hidden: this package, and contextlib, whose frames lie between ours."""
 
 
+_LEAST_FOLDED = 3  # frames of torch in a row
 _MOST_COLOURED = 1000  # lines of code in one traceback, which take an eighth of a second
 
 
@@ -47,6 +53,10 @@ def user_frames(frames: TracebackType | None) -> TracebackType | None:
         if not frames.tb_frame.f_code.co_filename.startswith(_HIDDEN):
             kept.append(frames)
         frames = frames.tb_next
+    return _join_frames(kept)
+
+
+def _join_frames(kept: list[TracebackType]) -> TracebackType | None:
     copy = None
     for frame in reversed(kept):
         # An interrupt may hit an instruction without a line number, which neither this copy nor IPython accepts.
@@ -54,6 +64,62 @@ def user_frames(frames: TracebackType | None) -> TracebackType | None:
         line = line if line > 0 else frame.tb_frame.f_code.co_firstlineno
         copy = TracebackType(copy, frame.tb_frame, frame.tb_lasti, line)
     return copy
+
+
+@functools.cache
+def _torch_prefix() -> str:
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None, "rpcbench needs it"
+    return str(Path(found.origin).parent) + os.sep
+
+
+def _is_of_torch(frame: TracebackType) -> bool:
+    return frame.tb_frame.f_code.co_filename.startswith(_torch_prefix())
+
+
+def fold_torch(frames: TracebackType | None) -> tuple[TracebackType | None, int]:
+    """Copy a traceback without long runs of torch's frames; return also how many are left out."""
+    kept: list[TracebackType] = []
+    left_out = 0
+    every = list(_iterate_frames(frames))
+    for is_torch, run in itertools.groupby(every, _is_of_torch):
+        found = list(run)
+        if is_torch and len(found) >= _LEAST_FOLDED and len(found) < len(every):
+            left_out += len(found)
+        else:
+            kept += found
+    return _join_frames(kept), left_out
+
+
+def _iterate_frames(frames: TracebackType | None) -> Iterator[TracebackType]:
+    while frames is not None:
+        yield frames
+        frames = frames.tb_next
+
+
+@contextlib.contextmanager
+def fold_causes(error: BaseException) -> Iterator[int]:
+    """Leave out frames of this package and of torch also in the errors that led to this one, meanwhile; yield how many
+    of torch."""
+    causes: list[tuple[BaseException, TracebackType | None]] = []
+    at = _cause_of(error)
+    while at is not None and all(at is not one for one, _ in causes) and at is not error:
+        causes.append((at, at.__traceback__))
+        at = _cause_of(at)
+    left_out = 0
+    for one, whole in causes:
+        one.__traceback__, count = fold_torch(user_frames(whole))
+        left_out += count
+    try:
+        yield left_out
+    finally:
+        for one, whole in causes:
+            one.__traceback__ = whole
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    """Return the error that is shown above this one."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 @contextlib.contextmanager
@@ -139,10 +205,7 @@ def _show_next(shell: Any, error: BaseException, lines: list[str]) -> None:
 
 def interrupt_error(failures: list[Failed], busy: list[str]) -> KeyboardInterrupt:
     """Return the error that Ctrl-C raises, shown with the cell's traceback on each worker and those that still run."""
-    if busy:
-        text = f"the cell still runs on {', '.join(busy)}; cluster.restart({busy[0]!r}) would end it"
-    else:
-        text = "the cell was interrupted"
+    text = f"the cell {_not_ended(busy)}" if busy else "the cell was interrupted"
     lines = _joined_tracebacks(failures)
     last = [f"KeyboardInterrupt: {text}"] if busy or not lines else []
     return with_rendering(KeyboardInterrupt(text), [*lines, *last])
@@ -152,8 +215,14 @@ def timeout_error(seconds: float, failures: list[Failed], busy: list[str]) -> Rp
     """Return the error of a cell that passed its deadline, shown like that of `interrupt_error`."""
     text = f"the cell ran for more than {seconds:g} s and was interrupted"
     if busy:
-        text += f"; it still runs on {', '.join(busy)}, where cluster.restart({busy[0]!r}) would end it"
+        text += f"; it {_not_ended(busy)}"
     return with_rendering(RpcTimeoutError(text), [*_joined_tracebacks(failures), f"RpcTimeoutError: {text}"])
+
+
+def _not_ended(busy: list[str]) -> str:
+    # This is the last word in the notebook, and a cell may end a moment later.
+    still = f"had not ended yet on {', '.join(busy)}: `%cluster status` says whether it still runs"
+    return f"{still}, and only then cluster.restart({busy[0]!r}) would end it"
 
 
 def worker_lost_error(error: WorkerLostError, worker: str, remedy: str = "") -> WorkerLostError:
@@ -188,14 +257,23 @@ def _joined_tracebacks(failures: list[Failed]) -> list[str]:
     if len(failures) == 1:
         return failures[0].lines or [error_message(failures[0].error)]
     lines, seen = [], set()
+    is_loss = bool(failures) and isinstance(failures[0].error, WorkerLostError)
     for failed in failures:
         said = error_message(failed.error)
-        if said in seen or not failed.lines:
+        if is_loss and _is_of_communication(failed.error):
+            kind = type(failed.error).__name__
+            lines.append(f"[{failed.worker}] {kind} in a collective, too: %debug {failed.worker} shows where.")
+        elif said in seen or not failed.lines:
             lines.append(f"[{failed.worker}] {said}")
         else:
             lines += [f"[{failed.worker}]", *failed.lines]
         seen.add(said)
     return lines
+
+
+def _is_of_communication(error: Exception) -> bool:
+    """Return whether torch's process group has failed; gloo's errors have no class of their own."""
+    return type(error).__module__ == "torch.distributed" or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
 def error_message(error: BaseException | None) -> str:

@@ -11,6 +11,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import rpcbench
 from rpcbench.base.errors import RpcError
@@ -46,21 +47,29 @@ def copy_course(target: Path) -> None:
         raise _refusal_error(target) if target.exists() else failed from error
 
 
-def _name_kernel(folder: Path) -> None:
-    """Write the kernel of this interpreter into the notebooks, as JupyterLab does when it opens one: else each of them
-    would be changed, and have the mark of one that is not saved, before its reader does anything."""
+def kernel_metadata() -> dict[str, Any]:
+    """Return a notebook's metadata that name the kernel of this interpreter; none if Jupyter has no such kernel.
+
+    Without them JupyterLab asks for a kernel, or writes its own into a notebook that it opens, which then has the mark
+    of one that is not saved before its reader does anything."""
     try:
         from ipykernel.ipkernel import IPythonKernel  # here: an import of a moment, for this alone
         from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
         spec = KernelSpecManager().get_kernel_spec("python3")
     except (ImportError, NoSuchKernel):
-        return
+        return {}
     kernel = {"display_name": spec.display_name, "language": spec.language, "name": "python3"}
-    for path in folder.glob("*.ipynb"):
-        content = json.loads(path.read_text("utf-8"))
-        content["metadata"] |= {"kernelspec": kernel, "language_info": IPythonKernel.language_info}
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return {"kernelspec": kernel, "language_info": IPythonKernel.language_info}
+
+
+def _name_kernel(folder: Path) -> None:
+    """Write the kernel of this interpreter into the notebooks of a folder."""
+    if metadata := kernel_metadata():
+        for path in folder.glob("*.ipynb"):
+            content = json.loads(path.read_text("utf-8"))
+            content["metadata"] |= metadata
+            path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _refusal_error(target: Path) -> RpcError:

@@ -1,4 +1,4 @@
-"""`rpcbench demo | lessons | lab | run | launch | simulate | secret`: parses arguments, then imports what does it.
+"""`rpcbench demo | lessons | lab | run | launch | state | open | simulate | secret`: parses arguments, and calls it.
 
 `python -m rpcbench` is the same. No heavy module is imported before it is needed, so `rpcbench --help` is fast. An
 `RpcError` explains itself, so it is printed without a traceback; any other error is a bug and has one. `run` and `lab`
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rpcbench
-from rpcbench.base.errors import RpcError
+from rpcbench.base.errors import ChoiceError, RpcError
 from rpcbench.cli import find_conflict
 
 _INTERRUPTED = 130  # exit status after Ctrl-C: 128 + SIGINT
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
     except RpcError as error:
         print(f"rpcbench {options.command}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ChoiceError) else 1
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
@@ -76,6 +76,19 @@ def _make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     launch.set_defaults(run=_launch)
 
+    state = commands.add_parser(
+        "state", help="print what the members of a cluster on this machine do, and who waits for whom",
+        epilog="Exit status: 0 with a state, 1 if there is none to read, 2 if the words choose no cluster, or several.",
+    )  # fmt: skip
+    state.add_argument(
+        "name", nargs="?", metavar="NAME",
+        help="of one of several clusters: as an error lists them, as %%cluster start --name, or the number of the "
+        "notebook's process; or HOST:25999 of a job that runs torch's debug server",
+    )  # fmt: skip
+    state.add_argument("--json", action="store_true", help="as JSON (docs/api/panel-json.md)")
+    state.set_defaults(run=_state)
+
+    _add_open(commands.add_parser("open", help="show traces of torch.profiler, dumps of its flight recorder, a record"))
     _add_simulate(commands.add_parser(
         "simulate", help="play a script as ranks that are not there: memory, collectives and time of a step",
         usage="rpcbench simulate [-m] script.py --mesh dp=16,tp=8 [options] [-- arguments of the script]",
@@ -98,6 +111,13 @@ def _make_parser() -> argparse.ArgumentParser:
     secret.add_argument("path", type=Path, metavar="PATH", help="the new file")
     secret.set_defaults(run=_secret)
     return parser
+
+
+def _add_open(opening: argparse.ArgumentParser) -> None:
+    opening.epilog = "Files of several ranks are shown together. A new notebook in this folder has the pictures."
+    opening.add_argument("files", nargs="+", metavar="FILE", help="files, patterns or a folder")
+    opening.add_argument("--text", action="store_true", help="print the summary; make no notebook")
+    opening.set_defaults(run=_open)
 
 
 def _add_simulate(simulate: argparse.ArgumentParser) -> None:
@@ -167,11 +187,27 @@ def _launch(options: argparse.Namespace) -> None:
     launch.launch(options.rest)
 
 
+def _state(options: argparse.Namespace) -> None:
+    """Print the state of a cluster or a job."""
+    from rpcbench.cli import state_command
+
+    state_command.print_state(options)
+
+
 def _simulate(options: argparse.Namespace) -> None:
     """Simulate a script, and print the report."""
     from rpcbench.cli import simulate_command
 
     simulate_command.print_simulation(options)
+
+
+def _open(options: argparse.Namespace) -> None:
+    """Show the files of a job, as text or in JupyterLab."""
+    if not options.text and _missing_packages(jupyterlab="jupyterlab"):
+        raise RpcError("JupyterLab is not installed here: pip install jupyterlab, or add --text")
+    from rpcbench.cli import open_command
+
+    open_command.open_files(options)
 
 
 def _lab(options: argparse.Namespace) -> None:

@@ -378,11 +378,18 @@ class TorchCollectives:
     def _make_transfer(
         self, group: WatchedGroup, op: TorchOp, args: Sequence[Any], shape: Layouts, size: int
     ) -> CollectivePart:
-        """Return this rank's part of its next transfer in one direction."""
+        """Return this rank's part of its next transfer in one direction.
+
+        One with a rank that the group does not have is of this rank alone; torch lets it hang, fail or crash.
+        """
         assert self._world is not None
         me = self._world.rank()
         pair: tuple[int, ...]
+        name = op.name if op.root is None else "send"
         if op.root is None:
+            direction, pair = f">{me}", (me,)
+        elif not 0 <= args[op.root] < len(group.ranks):
+            name = f"{op.name}: rank {args[op.root]} is not in the group"
             direction, pair = f">{me}", (me,)
         else:
             peer = group.ranks[args[op.root]]
@@ -390,7 +397,6 @@ class TorchCollectives:
             direction = f"{pair[0]}>{pair[1]}.{args[3]}"  # by tag, within which transfers keep their order
         ends = tuple(group.members[group.ranks.index(rank)] for rank in pair)
         group.transfer_counts[direction] += 1
-        name = op.name if op.root is None else "send"
         scope = f"{group.scope}.{direction}"
         return CollectivePart(
             scope, group.transfer_counts[direction], group.label, name, ends, shape, size, calling_site()

@@ -92,8 +92,12 @@ class Actions:
             case "scale":
                 return lambda: cluster.scale(int(target))
             case "stop":
-                return cluster.shutdown
+                return lambda: self._stop_cluster(cluster)
         raise ValueError(f"unknown action {action!r}: use interrupt, restart, stacks, scale or stop")
+
+    def _stop_cluster(self, cluster: BaseCluster) -> None:
+        self._agent.ending = "a click on Stop has stopped the cluster while this ran"
+        cluster.shutdown()
 
     def _run_action(self, key: str, deed: Callable[[], object], future: Future[str]) -> None:
         try:
@@ -109,7 +113,7 @@ class Actions:
     def _action_ended(self, key: str, outcome: Row | None) -> None:
         with self._lock:
             del self._running[key]
-            self._set_row(key, None if outcome is None else {**self._rows[key], **outcome})
+            self._set_row(key, None if outcome is None else {**self._rows[key], **outcome, "ended": time.time()})
             ended = [name for name, row in self._rows.items() if row["state"] != "runs"]
             for old in ended[:-LONGEST]:
                 self._set_row(old, None)

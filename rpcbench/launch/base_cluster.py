@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -33,6 +37,7 @@ from rpcbench.rpc.api import arguments_of
 from rpcbench.rpc.rref import RRef
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
+from rpcbench.transport.question_socket import QuestionSocket
 
 if TYPE_CHECKING:
     from rpcbench.compare.report import CompareReport
@@ -42,17 +47,23 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
+MAIN = "main"  # the name of a cluster that was given none
+_given_name: ContextVar[str] = ContextVar("rpcbench_cluster_name", default="")
+_naming = threading.Lock()  # two threads must not give one cluster two names
 
 
 class BaseCluster(ABC):
     """The workers of a world, seen from its notebook. End it with `shutdown()`, or use it in a `with` block."""
 
     agent: Agent
+    directory: Path  # for sockets and the like, which only this user can enter
     kind: str  # the kind of workers in a word, for display
     arguments: Mapping[str, Any] = {}  # of `Cluster`, by which the workers were started; without their number and kind
+    label: str  # the name that the notebook has given it, or `running_clusters`; empty before that
     farewell = "The cluster is stopped."  # shown by `%cluster stop`
 
     def __init__(self) -> None:
+        self.label = _given_name.get()
         self._sampler = ProcessSampler()
         self._using: ExitStack | None = None  # a `with` block makes this cluster the current one
 
@@ -133,6 +144,16 @@ class BaseCluster(ABC):
         worker1: nothing to do, and no thread waits
         """
         return stacks.stack_report(self.agent, self.workers if name == ALL else [name], self.watched())
+
+    def _answer_questions(self) -> None:
+        """Answer other programs of this user, such as `rpcbench state`, until the agent ends."""
+        listener = QuestionSocket(self.directory, self._answer_question)
+        self.agent.hooks.on_end.append(listener.close)
+        self.agent.hooks.on_fork.append(listener.after_fork)
+
+    def _answer_question(self, question: str) -> Any:
+        # Loaded by name, for the first question: telemetry stands above this package, and is large.
+        return importlib.import_module("rpcbench.telemetry.cluster_state").answer_question(self.agent, question)
 
     # -- changes
     @abstractmethod
@@ -544,3 +565,29 @@ def cluster() -> BaseCluster:
     if agent is None or not isinstance(agent.owner, BaseCluster):
         raise RuntimeError("no cluster is running: start one with rpcbench.Cluster(2), in a notebook %cluster start 2")
     return agent.owner
+
+
+@contextmanager
+def name_new_cluster(name: str) -> Iterator[None]:
+    """Give the cluster that is made meanwhile a name: others see it before its workers have started."""
+    token = _given_name.set(name)
+    try:
+        yield
+    finally:
+        _given_name.reset(token)
+
+
+def running_clusters() -> dict[str, BaseCluster]:
+    """Return the clusters that this process has now, by name. One that was given no name gets `MAIN`, or a number."""
+    there = [agent.owner for agent in current.running_agents() if isinstance(agent.owner, BaseCluster)]
+    with _naming:
+        taken = {one.label for one in there}
+        for one in [one for one in there if not one.label]:
+            one.label = next(name for name in _proposed_names() if name not in taken)
+            taken.add(one.label)
+    return {one.label: one for one in there}
+
+
+def _proposed_names() -> Iterator[str]:
+    yield MAIN
+    yield from (f"cluster{number}" for number in itertools.count(2))

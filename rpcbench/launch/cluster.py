@@ -158,8 +158,8 @@ class Cluster(BaseCluster):
             records = LaunchRecords(self._loss_reason, lambda: list(self._handles))
             self.agent = start_agent(self._config, records=records)
             undo.pop_all()
-        self._own_agent()
         try:
+            self._own_agent()
             self._start_workers([f"worker{i}" for i in range(1, n + 1)], progress)
         except BaseException:
             self._shut_down(0.0)
@@ -167,9 +167,12 @@ class Cluster(BaseCluster):
 
     def _own_agent(self) -> None:
         self.agent.owner = self
+        self.agent.ending = "the cluster was stopped while this ran"
+        self.directory = Path(self._config.directory)
         self.agent.part(CellLog)  # on this thread, whose cells it records
         self.agent.on_member(self._member_changed)
         LaunchedTable(self.agent, self.watched, self._last_words)
+        self._answer_questions()
         atexit.register(self.shutdown)
 
     # -- members

@@ -48,7 +48,10 @@ def compare_programs(
     whole, token = fit_mesh(mesh, workers), secrets.token_hex(8)
     try:
         program = partial(run_rank, token, parallel, whole, steps)
-        catalogs: list[Catalog] = spmd.run_program(agent, workers, backend, program, label=spmd.name_of(parallel[1]))
+        label = spmd.name_of(parallel[1])
+        catalogs: list[Catalog] = spmd.run_program(
+            agent, workers, backend, program, label=label, deed="cluster.compare"
+        )
         _check_losses(parallel[1], steps, catalogs)
         return compare_catalogs(agent, workers, token, reference, whole, steps, catalogs)
     finally:

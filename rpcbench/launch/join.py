@@ -37,6 +37,7 @@ from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, LaunchRecords, WorkerInfo
 from rpcbench.serialization.tensor_types import Name
 from rpcbench.transport.hosts import host_id
+from rpcbench.transport.run_dir import RunDirectory
 
 JOIN_SECONDS = 10.0  # for the workers to answer
 _LEAST_SECONDS = 0.01  # of a timeout: 0 would mean no limit
@@ -75,6 +76,8 @@ class AttachedCluster(BaseCluster):
         config = init.resolve_config(NOTEBOOK, url, 0, None, rpc_timeout, DEFAULT_THREADS)
         config = TensorPipeRpcBackendOptions(device_maps=device_maps, same_modes=same_modes)._complete_config(config)
         self.url = url
+        self._run_directory = RunDirectory()  # the workers have theirs
+        self.directory = self._run_directory.path
         self._ended: dict[str, str] = {}  # by name: the reason that a worker sent
         self._lost: dict[str, str] = {}  # by name: why it was lost
         self._changes = Condition()  # notified of changes of `_ended`
@@ -84,16 +87,18 @@ class AttachedCluster(BaseCluster):
         self.agent = self._join_world(config, deadline)
         try:
             self._await_workers(deadline)
+            self.agent.owner = self
+            self.agent.ending = "this notebook has left the cluster while this ran"
+            self.agent.part(CellClient)  # on this thread, whose cell has the output of calls
+            self.agent.part(CellLog)
+            # of this host, which has no data of other processes, and lost ones
+            shown = lambda: [one for one in self.watched() if one.place.host == host_id() or one.lost]  # noqa: E731
+            LaunchedTable(self.agent, shown, lambda name: "")
+            self.agent.links.bootstrap.ready.set()
+            self._answer_questions()
         except BaseException:
             self.shutdown()
             raise
-        self.agent.owner = self
-        self.agent.part(CellClient)  # on this thread, whose cell has the output of calls
-        self.agent.part(CellLog)
-        # of this host, which has no data of other processes, and lost ones
-        shown = lambda: [one for one in self.watched() if one.place.host == host_id() or one.lost]  # noqa: E731
-        LaunchedTable(self.agent, shown, lambda name: "")
-        self.agent.links.bootstrap.ready.set()
         atexit.register(self.shutdown)
 
     def _join_world(self, config: WorldConfig, deadline: float) -> RpcAgent:
@@ -205,6 +210,7 @@ class AttachedCluster(BaseCluster):
         """Leave the world; the workers stay. Idempotent."""
         atexit.unregister(self.shutdown)
         self.agent.shutdown(graceful=False)
+        self._run_directory.remove_directory()
 
     def __repr__(self) -> str:
         if not self.agent.running:

@@ -36,8 +36,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as c10d
 
 from rpcbench.base.config import RANK_NAMES
@@ -59,6 +61,7 @@ from rpcbench.runtime.current import current_agent
 
 _SECONDS = 600.0  # for a call that makes the group: later than the group's own deadline, whose error names a rank
 _END = "the end of the process group"  # the label of a call, in errors
+_NAMELESS = "<lambda>"  # the name of functions without one
 _VARIABLE = "_spmd"  # of the cell: the SpmdRank, then its result
 
 
@@ -77,10 +80,11 @@ def select_ranks(there: Sequence[str], lost: Sequence[str], workers: str | Seque
 
 def run_program(
     agent: Agent, names: Sequence[str], backend: str | None, program: partial[Any], label: str | None = None,
-    typecheck: bool = False,
+    typecheck: bool = False, deed: str = "cluster.spmd", environ: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Any]:  # fmt: skip
     """Run the program on each of these workers as a rank, and return the results by rank. See `BaseCluster.spmd`.
-    `label`: its name in errors; None: that of its function."""
+    `label`: its name in errors; None: that of its function. `deed`: what the user called, for the list of cells.
+    `environ`: more variables that the ranks have meanwhile."""
     if typecheck:
         import_types()  # its errors are read here
     for name in names:
@@ -93,7 +97,7 @@ def run_program(
     place: StorePlace = agent.call(names[0], open_store, label=ranks.GROUP, own=True).wait()
     try:
         token = _make_group(agent, names, place, backend)
-        results = _run_and_collect(agent, names, program, token, label)
+        results = _run_and_collect(agent, names, program, token, label, deed, environ)
     except BaseException:
         _wait_for_calls(_call_ranks(agent, names, end_group, place, seconds=PATIENCE))
         raise
@@ -133,14 +137,17 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], token: str, label: str) -> list[Any]:
+def _run_and_collect(
+    agent: Agent, names: Sequence[str], program: partial[Any], token: str, label: str, deed: str,
+    environ: Mapping[str, str],
+) -> list[Any]:  # fmt: skip
     """Run the program in a cell, and raise the error of the rank that failed first."""
     places = _make_environments(agent, names, token)
     own = {
-        name: {_VARIABLE: SpmdRank(program, label, tuple(other for other in names if other != name), places[name])}
-        for name in places
+        name: {_VARIABLE: SpmdRank(program, label, tuple(each for each in names if each != name), {**place, **environ})}
+        for name, place in places.items()
     }
-    stopped = CollectiveError(f"the notebook has stopped {label}")
+    stopped = CollectiveError(_stop_text(label))
 
     def end_others(name: str, error: Exception) -> None:
         """End the others: a rank that fails before its function begins cannot do that itself."""
@@ -150,7 +157,7 @@ def _run_and_collect(agent: Agent, names: Sequence[str], program: partial[Any], 
 
     options = CellOptions(
         replayed=False, on_stop=lambda: _call_ranks(agent, names, end_world, token, stopped), on_failure=end_others,
-        listed=f"# {label}, on each rank",
+        listed=f"# {deed}({'' if label == _NAMELESS else label}), on each rank",
     )  # fmt: skip
     code, inputs = f"{_VARIABLE} = {_VARIABLE}()  # {label}", CellInputs(want=(_VARIABLE,), own=own)
     answer = agent.part(CellClient).run(OutputDisplay(shell := ipython_shell()), names, code, inputs, options)
@@ -239,7 +246,7 @@ class SpmdRank:
                         agent.submit(interrupt)
 
                 meanwhile.callback(world.call_when_closed(end_function))
-                meanwhile.enter_context(_set_environment(self.environ, world))
+                meanwhile.enter_context(_set_environment({**_prepare_accelerate(), **self.environ}, world))
                 meanwhile.enter_context(_as_script())
                 world.raise_if_broken()  # another rank may have failed before this one began
                 return self.program()
@@ -265,14 +272,19 @@ class SpmdRank:
         if str(reason) == str(error):
             return
         if str(reason) != str(mine):
-            # Where this rank was does not matter to the other's error, and IPython is slow to show torch's lines.
-            raise reason from (None if isinstance(reason, RankFailedError) else error)
+            # Where this rank was does not matter to such an error, and IPython is slow to show torch's lines.
+            is_elsewhere = isinstance(reason, RankFailedError) or str(reason) == _stop_text(self.label)
+            raise reason from (None if is_elsewhere else error)
         self._end_others(agent, world, mine)
 
     def _end_others(self, agent: Agent, world: World, reason: RankFailedError) -> None:
         for other in self.others:
             with contextlib.suppress(WorkerLostError):
                 agent.call(other, end_world, (world.token, reason), label=_END, own=True)
+
+
+def _stop_text(label: str) -> str:
+    return f"the notebook has stopped {label}"
 
 
 def _is_of_backend(error: BaseException) -> bool:
@@ -306,6 +318,16 @@ def _as_script() -> Iterator[None]:
     finally:
         if prompt is not None:
             sys.ps1 = prompt
+
+
+def _prepare_accelerate() -> dict[str, str]:
+    """Have the next `Accelerator()` look at this run, as accelerate keeps rank, size and precision of a process's first
+    one. Returns the variable without which it takes a rank that has no GPU for a process of its own."""
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+    name = "ACCELERATE_USE_CPU"
+    return {} if name in os.environ or torch.accelerator.is_available() else {name: "yes"}
 
 
 def check_types(program: partial[Any]) -> Any:

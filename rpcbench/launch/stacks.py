@@ -44,19 +44,24 @@ class StackReport(str):
 def stack_report(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRecord]) -> StackReport:
     """Report where the threads of these workers are. `watched` has the locations of the workers, as far as the cluster
     has them. UnknownWorkerError; WorkerLostError for one that is lost."""
+    return StackReport("\n".join(stack_texts(agent, names, watched).values()))
+
+
+def stack_texts(agent: Agent, names: Sequence[str], watched: Iterable[WorkerRecord]) -> dict[str, str]:
+    """Return the report of each worker, as `stack_report` has it."""
     ids = {name: agent.member(name).id for name in names}  # before the wait: one may be lost meanwhile
-    stack_texts = agent.part(Watchdog).thread_stacks(names)
+    told = agent.part(Watchdog).thread_stacks(names)
     places = {record.name: record for record in watched}
     client = agent.part(CellClient) if agent.has(CellClient) else None
-    texts = []
+    texts = {}
     for name in names:
         code = client.code_on_worker(ids[name]) if client else ""
-        text = stack_texts.get(name) or _from_outside(agent, name, places.get(name), code)
+        text = told.get(name) or _from_outside(agent, name, places.get(name), code)
         if code:
             first, *rest = text.split("\n")
             text = "\n".join([first.replace(_IDLE, ":"), f"  runs the cell: {shorten_code(code)}", *rest])
-        texts.append(text)
-    return StackReport("\n".join(texts))
+        texts[name] = text
+    return texts
 
 
 _IDLE = ": nothing to do, and no thread waits"  # of a kernel whose cell awaits: no thread is in it

@@ -14,14 +14,14 @@ import html
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
-from rpcbench.base.errors import RpcError, count_noun
+from rpcbench.base.errors import RpcError, count_noun, format_bytes, format_part
 from rpcbench.base.ids import Row, Table
 from rpcbench.launch.worker_main import WorkerLocation
 from rpcbench.runtime import gpus
@@ -47,7 +47,6 @@ def oom_kill_count() -> int:
 DESCRIPTORS = 6
 """Files that this process opens for each worker, about: sockets, shared memory, event descriptors."""
 EACH = {"fork": 60 << 20, "spawn": 300 << 20, "kernel": 300 << 20}  # bytes, roughly: after a few small cells
-_GB = 1 << 30
 
 
 def cores() -> int:
@@ -70,22 +69,25 @@ def check_descriptors(n: int) -> None:
         )
 
 
-def resource_warnings(n: int, mode: str) -> Iterator[str]:
-    """Yield a sentence if `n` workers, started by "fork" or "spawn" or as a "kernel", have too few cores, and one if
-    they have too little memory."""
-    if mode not in EACH:  # such workers may be on other hosts
-        return
+def describe_cores(n: int, mode: str) -> str:
+    """Return a sentence if `n` workers, started by "fork" or "spawn" or as a "kernel", share cores; else an empty one.
+    That is no mistake: it explains times."""
     there = cores()
-    if n > there:
-        yield f"{count_noun(n, 'worker')} on {count_noun(there, 'core')}: when all compute, they take turns."
+    if mode not in EACH or n <= there:  # of other modes workers may be on other hosts
+        return ""
+    return f"{count_noun(n, 'worker')} on {count_noun(there, 'core')}: when all compute, they take turns."
+
+
+def warn_of_memory(n: int, mode: str) -> str:
+    """Return a warning if such workers have too little memory; else an empty text."""
+    if mode not in EACH:
+        return ""
     free, needed = psutil.virtual_memory().available, n * EACH[mode]
     if needed > free:
         many = f"{count_noun(n, 'worker')} need{'s' if n == 1 else ''}"
         room = f"there is room for {free // EACH[mode] or 'none'}"
-        yield f"{many} about {needed / _GB:.1f} GB of memory, and {free / _GB:.1f} GB are free: {room}."
-
-
-_MB = 1 << 20
+        return f"{many} about {format_bytes(needed)} of memory, and {format_bytes(free)} are free: {room}."
+    return ""
 
 
 class WorkerStatus(NamedTuple):
@@ -114,6 +116,12 @@ class ClusterStatus(tuple[WorkerStatus, ...]):
             return [head, *map(_format_row, self)]
         return [(*head, *_GPU_HEAD), *((*_format_row(row), *_gpu_words(row.gpu)) for row in self)]
 
+    def json(self) -> dict[str, Any]:
+        """Return the table as a dict of plain values: `workers` has a row for each, with the fields of `WorkerStatus`.
+        `at`: seconds since 1970. `version` changes where a field goes or means something else."""
+        rows = [{**row._asdict(), "gpu": row.gpu and row.gpu._asdict()} for row in self]
+        return {"format": "rpcbench status", "version": 1, "at": time.time(), "workers": rows}
+
     def __repr__(self) -> str:
         return text_table(self._table_rows())
 
@@ -136,7 +144,7 @@ def html_table(caption: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _format_row(row: WorkerStatus) -> tuple[str, ...]:
-    memory = "?" if row.memory is None else f"{row.memory / _MB:.0f} MB"
+    memory = "?" if row.memory is None else format_bytes(row.memory)
     start = str(row.incarnation + 1)
     cpu = "?" if row.cpu is None else f"{row.cpu * 100:.0f} %"
     up = "?" if row.uptime is None else _format_duration(row.uptime)
@@ -149,8 +157,7 @@ _GPU_HEAD = ("GPU", "GPU memory", "GPU use")
 def _gpu_words(gpu: Gpu | None) -> tuple[str, str, str]:
     if gpu is None:
         return "", "", ""
-    known = gpu.memory is not None and gpu.total is not None
-    memory = f"{(gpu.memory or 0) / _GB:.1f} of {(gpu.total or 0) / _GB:.1f} GB" if known else "?"
+    memory = "?" if gpu.memory is None or gpu.total is None else format_part(gpu.memory, gpu.total)
     return gpu.gpu_label, memory, "?" if gpu.use is None else f"{gpu.use * 100:.0f} %"
 
 

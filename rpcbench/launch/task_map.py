@@ -22,10 +22,11 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from rpcbench.base.conditions import Condition, Listeners
+from rpcbench.base.errors import is_worker_loss
 from rpcbench.base.futures import release_slot
 from rpcbench.base.rebuild import add_note, format_value
-from rpcbench.launch.task_pool import PoolTask, TaskPool, check_function, is_worker_loss
-from rpcbench.runtime.jobs import STOPPED, JobCounts, JobLog, count_items, end_state
+from rpcbench.launch.task_pool import PoolTask, TaskPool, check_function
+from rpcbench.runtime.jobs import STOPPED, JobCounts, JobLog, count_items, end_state, make_bar
 from rpcbench.runtime.requests import function_label
 
 S = TypeVar("S")
@@ -65,12 +66,14 @@ class _Ends:
 class _Dropped:
     """Ends a map without references, when the maintenance thread frees this note: a finalizer must take no lock."""
 
-    def __init__(self, pool: TaskPool, tasks: Iterable[PoolTask[Any]], job: JobCounts) -> None:
-        self._pool, self._tasks, self._job = pool, tasks, job
+    def __init__(self, pool: TaskPool, tasks: Iterable[PoolTask[Any]], job: JobCounts, bar: Any) -> None:
+        self._pool, self._tasks, self._job, self._bar = pool, tasks, job, bar
 
     def __del__(self) -> None:
         self._job.end(STOPPED)
         _stop_tasks(self._pool, self._tasks)
+        if self._bar is not None:
+            self._bar.close()  # it shows the last results, which tqdm may not have drawn
 
 
 class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
@@ -95,7 +98,7 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
         self._job = pool.agent.part(JobLog).begin_job("map", function_label(function), total, "item")
         self._ends = _Ends(pool, self._job)
         self._done: dict[int, None] = {}  # numbers of results to take, in the order of their ends
-        self._bar = _make_bar(total) if shown else None
+        self._bar = make_bar(total, "item", _QUIET_SECONDS) if shown else None
         try:
             self._draw_items(len(pool.workers()))
         except BaseException as error:
@@ -149,7 +152,8 @@ class TaskMap(Iterator[T], AsyncIterator[T], Awaitable[list[T]], Generic[T]):
 
     def __del__(self) -> None:
         if (job := getattr(self, "_job", None)) is not None and not job.has_ended:
-            self._pool.agent.released.put(_Dropped(self._pool, [task for task, _ in self._tasks.values()], job))
+            tasks = [task for task, _ in self._tasks.values()]
+            self._pool.agent.released.put(_Dropped(self._pool, tasks, job, self._bar))
 
     def __repr__(self) -> str:
         state = "" if self._items is not None else ", all drawn"
@@ -239,9 +243,3 @@ def _stop_tasks(pool: TaskPool, tasks: Iterable[PoolTask[Any]]) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for task in tasks:
         task.stop_task()
-
-
-def _make_bar(total: int | None) -> Any:
-    from tqdm.auto import tqdm  # not earlier: its import decides whether this is a notebook
-
-    return tqdm(total=total, unit="item", delay=_QUIET_SECONDS)

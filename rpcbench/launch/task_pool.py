@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from rpcbench.base.conditions import Condition
-from rpcbench.base.errors import RemoteError, RpcError, ShutdownError, WorkerLostError
+from rpcbench.base.errors import RpcError, ShutdownError, WorkerLostError, is_worker_loss
 from rpcbench.base.futures import Answer, Future, release_slot
 from rpcbench.cells.targets import ALL, Targets
 from rpcbench.runtime.agent import Agent
@@ -272,12 +272,6 @@ class OpenPools:
             pools = [*self._pools]
         for pool in pools:
             tell(pool)
-
-
-def is_worker_loss(error: BaseException | None) -> bool:
-    """Return whether a task ended because its worker was lost."""
-    # An error of the function itself has a RemoteError as its cause, also a WorkerLostError of a call that it made.
-    return isinstance(error, WorkerLostError) and not isinstance(error.__cause__, RemoteError)
 
 
 def check_function(method: str, function: Callable[P, T]) -> Callable[P, T]:

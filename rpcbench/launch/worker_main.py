@@ -26,6 +26,7 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.cells.runner import CellRunner
 from rpcbench.launch.environment import versions
 from rpcbench.launch.torch_on_workers import adapt_torch
+from rpcbench.pipeline.torch_schedules import record_torch_pipelines
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import current, gpus
 from rpcbench.runtime.agent import Agent
@@ -88,6 +89,7 @@ def register_handlers(agent: Agent) -> None:
     agent.on_notice(STOP, lambda source, _: agent.part(CellRunner).interrupt_main_thread())
     agent.part(StackDump)
     adapt_torch()
+    record_torch_pipelines()
 
 
 class StackDump:

@@ -2,7 +2,8 @@
 
 Guarantees
 - The output, the progress and the error of a cell are shown in the cell that started it, even if another one runs by
-  then. Its variables are bound when all its workers are through.
+  then. Its variables are bound when all its workers are through. What it shows until then stays true in a notebook that
+  is closed and opened again, whose outputs nothing can change.
 - Ctrl-C in a later cell, or in a wait for this one, does not stop it; `cancel` does.
 - A cell on a thread here shares the notebook's names, and shows the value of its last line. It ends when its code does:
   Python cannot stop a thread from outside.
@@ -68,7 +69,7 @@ class CellHandle:
         self._settle = settle
         self._display = f"rpcbench-cell-{next(_numbers)}"
         self._shown = False  # the notebook has displayed the handle, so updates have a place
-        self._began, self._duration = time.monotonic(), 0.0  # start; duration in seconds once the cell has ended
+        self._began, self._duration = time.time(), 0.0  # start; duration in seconds once the cell has ended
         self._done = Event()
         self._outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._outcome.set_running_or_notify_cancel()  # so an `await` that is cancelled does not cancel the future
@@ -96,9 +97,11 @@ class CellHandle:
         return asyncio.wrap_future(self._outcome).__await__()
 
     def __repr__(self) -> str:
-        states = ", ".join(f"{worker}: {state}" for worker, state in self._sent.states_by_member().items())
-        seconds = self._duration or time.monotonic() - self._began
-        return f"<cell on {states}; {seconds:.1f} s>"
+        states = self._sent.states_by_member().items()
+        words = ", ".join(f"{worker}: {'begun' if state == 'runs' else state}" for worker, state in states)
+        since = time.strftime("%H:%M:%S", time.localtime(self._began))
+        when = f"{self._duration:.1f} s" if self._duration else f"at {since}, see %panel progress"
+        return f"<cell on {words}; {when}>"
 
     def _ipython_display_(self) -> None:
         self._shown = True
@@ -113,6 +116,7 @@ class CellHandle:
             self._output_display.display_bundle(self._make_bundle(), update=True)
 
     def _follow_cell(self) -> None:
+        clock = time.monotonic()
         values: Any = None
         error: BaseException | None = None
         try:
@@ -122,7 +126,7 @@ class CellHandle:
             error = with_rendering(CallCancelled("the cell was cancelled"), rendered)
         except BaseException as raised:  # noqa: BLE001  (any error of the cell)
             error = raised
-        self._duration = time.monotonic() - self._began
+        self._duration = time.monotonic() - clock
         try:
             if error is not None:
                 lines = getattr(error, "_render_traceback_", lambda: [error_message(error)])()

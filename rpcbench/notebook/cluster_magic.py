@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -24,10 +25,10 @@ from rpcbench.cells.history import Rerun
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import process, saved, stacks, status
 from rpcbench.launch.actions import interrupt_workers
-from rpcbench.launch.base_cluster import BaseCluster
+from rpcbench.launch.base_cluster import MAIN, BaseCluster, name_new_cluster, running_clusters
 from rpcbench.launch.cluster import Cluster, Progress, cluster
 from rpcbench.launch.registry import KINDS
-from rpcbench.launch.status import ProcessSampler, WorkerStatus
+from rpcbench.launch.status import ClusterStatus, ProcessSampler, WorkerStatus
 from rpcbench.notebook import warn_on_stderr
 from rpcbench.notebook.parsers import HOW_MANY, cluster_line, parse_size
 from rpcbench.runtime.checks import count_rrefs
@@ -43,7 +44,8 @@ def restart_report(names: list[str]) -> str:
 
 def sentence(found: BaseCluster) -> str:
     names = found.workers
-    return f"{count_noun(len(names), 'worker')}: {', '.join(names)}."
+    lost = f"; lost: {', '.join(found.lost)}" if found.lost else ""
+    return f"{count_noun(len(names), 'worker')}: {', '.join(names)}{lost}."
 
 
 def replay_report(name: str, cells: list[Rerun]) -> str:
@@ -130,17 +132,17 @@ def _progress_bundle(serve: int, of: int) -> dict[str, str]:
 
 Words = list[str]
 Way = dict[str, Any]
-MAIN = "main"  # the name of a cluster that was given none
 
 
 class StartReports(NamedTuple):
     """The reports of a start while it lasts."""
 
     progress: Callable[[int], Progress]  # takes the number of workers; see `Cluster`'s `progress`
-    warn: Callable[[str], object]  # takes a warning about scarce resources
+    warn: Callable[[str], object]  # takes a warning about scarce memory
+    note: Callable[[str], object]  # takes a sentence on shared cores
 
 
-IN_CELL = StartReports(Starting, warn_on_stderr)
+IN_CELL = StartReports(Starting, warn_on_stderr, print)
 
 
 class Commands:
@@ -182,7 +184,8 @@ class Commands:
         arguments = arguments or {}
         found = running() if name is None else self.named.get(name)
         if found is None:
-            found = self.named[name or MAIN] = self._make_cluster(size, arguments, voice)
+            with name_new_cluster(name or MAIN):
+                found = self.named[name or MAIN] = self._make_cluster(size, arguments, voice)
         elif others := _describe_differences(arguments, found):
             raise UsageError(
                 f"the cluster that runs was not started with {others}: %cluster stop ends it, then start it again; or "
@@ -193,7 +196,7 @@ class Commands:
         return f"{self._make_current(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop ends it."
 
     def _make_cluster(self, size: int, arguments: Way, voice: StartReports) -> BaseCluster:
-        warn_of_resources(size, arguments.get("launcher") or arguments.get("kind", "process"), voice.warn)
+        warn_of_resources(size, arguments.get("launcher") or arguments.get("kind", "process"), voice.warn, voice.note)
         with _as_usage_error():  # a mistake in the arguments, such as options of a launcher
             made = Cluster(size, **arguments, progress=voice.progress(size))
         self.started.append(made)  # not before: `_adopt_current` on the thread of a page replaces the list meanwhile
@@ -204,7 +207,7 @@ class Commands:
         name = name or MAIN
         if name in self.named:
             raise UsageError(f"{name} is a cluster already: %cluster stop first, or give a name: --name other")
-        with _as_usage_error():
+        with _as_usage_error(), name_new_cluster(name):
             found = self.named[name] = Cluster.join(address)
         self.started.append(found)
         return f"{self._make_current(found)} %%remote {found.workers[0]} runs a cell there, %cluster stop leaves them."
@@ -221,15 +224,13 @@ class Commands:
         return sentence(found)
 
     def running_clusters(self) -> dict[str, BaseCluster]:
-        """Return the running clusters by name, with the current one even if it was not made by a magic."""
+        """Return the running clusters by name, also those that were not made by a magic."""
         there = {name: one for name, one in list(self.named.items()) if one.agent.running}
-        found = running()
-        if found is not None and found not in there.values():
-            there[MAIN if MAIN not in there else f"cluster{len(there) + 1}"] = found
-        return there
+        others = {name: one for name, one in running_clusters().items() if one not in there.values()}
+        return there | others
 
     def _adopt_current(self) -> None:
-        """Forget clusters that have ended, and name the current one if it was not made by a magic."""
+        """Forget clusters that have ended, and name those that were not made by a magic."""
         for one in self.started:
             if one.over:
                 one.shutdown()
@@ -248,14 +249,16 @@ class Commands:
             raise UsageError(f"say which: %cluster use NAME; there are {', '.join(self.named) or 'none'}")
         return f"{name}: {self._make_current(self.named[name])}"
 
-    def _status(self) -> Any:
+    def _status(self, as_json: bool) -> Any:
         found = running()
+        if as_json:
+            return json.dumps((ClusterStatus() if found is None else found.status()).json(), indent=1)
         return NONE_RUNS if found is None else found.status()
 
     def _scale(self, size: int) -> str:
         found = cluster()
         if size > len(found.workers):
-            warn_of_resources(size, found.kind, IN_CELL.warn)
+            warn_of_resources(size, found.kind, IN_CELL.warn, IN_CELL.note)
         with _as_usage_error():  # more workers than GPUs
             found.scale(size)
         return sentence(found)
@@ -326,10 +329,15 @@ def running() -> BaseCluster | None:
         return None
 
 
-def warn_of_resources(size: int, kind: str, warn: Callable[[str], object]) -> None:
-    """Warn of resources that this host lacks for that number of workers, before they start."""
-    for complaint in status.resource_warnings(size, process.default_mode() if kind in ("process", "local") else kind):
-        warn(complaint)
+def warn_of_resources(
+    size: int, kind: str, warn: Callable[[str], object], note: Callable[[str], object]
+) -> None:
+    """Warn of memory that this host lacks for that number of workers, before they start; note that they share cores."""
+    mode = process.default_mode() if kind in ("process", "local") else kind
+    if shared := status.describe_cores(size, mode):
+        note(shared)
+    if lacking := status.warn_of_memory(size, mode):
+        warn(lacking)
 
 
 def _describe_differences(arguments: Way, found: BaseCluster) -> str:

@@ -373,7 +373,7 @@ class Modes:
             if (stepper := Stepper.present(one.agent)) is not None:
                 held = len(stepper.held)
                 yield _mode_row(
-                    "held", (f"{count_noun(held, 'message')} held" if held else "messages are held") + where, of
+                    "held", (f"{count_noun(held, 'message')} held" if held else "%%step is on, none held") + where, of
                 )
         if self._record.recording_path is not None:
             yield _mode_row("record", f"recording {self._record.recording_path.name}")

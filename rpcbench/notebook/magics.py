@@ -271,7 +271,7 @@ class ClusterMagics(Magics):
                 own[worker][sent.name] = part
         wanted = tuple(each.name for each in options.o)
         combined = {each.name: (each.how, each.dim) for each in options.o if each.how}
-        return CellInputs(push, wanted, leave=options.rref, own=own, combined=combined)
+        return CellInputs(push, wanted, leave=tuple(options.rref), own=own, combined=combined)
 
     @line_magic
     @with_help
@@ -286,6 +286,7 @@ class ClusterMagics(Magics):
         %panel messages    messages and collectives between members, as a sequence diagram
         %panel shards model    the pieces of the model that this variable of the workers' cells holds, on each rank
         %panel compare     the last report of cluster.compare: each value of a training step, right or wrong
+        %panel metrics     curves of what ranks log with rpcbench.log: loss, learning rate; the ranks that diverge
         %panel resources   CPU, memory, bytes and GPUs of all members over the last minutes, as charts
         %panel traffic     bytes per second from each member to each other one, as a matrix
         %panel logs        output of workers outside cells: by worker, searched, warnings and errors; of lost ones too

@@ -3,7 +3,7 @@
 Guarantees
 - A mistake on a line is a UsageError of one sentence, before anything runs. For an argument with a help text it is
   "say" and that text, which ends with an example.
-- Options and other words may come in any order.
+- Options and other words may come in any order. A list may stand in one option, with commas, or in several.
 - The metavar of an argument names the kind of its words, for completion: `WORKER`, `CLUSTER`, …
 """
 
@@ -14,7 +14,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from IPython.core.error import UsageError
@@ -47,6 +47,10 @@ class MagicParser(argparse.ArgumentParser):
     def add(self, name: str, text: str, **options: Any) -> None:
         """Add an argument with a help text."""
         self.add_argument(name, help=text.replace("%", "%%"), **options)
+
+    def add_list(self, name: str, parse: Callable[[str], Iterable[Any]], metavar: str) -> None:
+        """Add an option that takes several values: with commas between, or where it is said again."""
+        self.add_argument(name, type=parse, default=[], metavar=metavar, action="extend")
 
     def add_action(self, name: str, text: str) -> MagicParser:
         """Add a first word, with a help text, and return the parser of the words after it."""
@@ -109,7 +113,8 @@ def cluster_line() -> MagicParser:
     line.add_action("list", "list the running clusters and their workers")
     use = line.add_action("use", "make another cluster the current one, for all magics: %cluster use main")
     use.add_argument("name", metavar=CLUSTER, nargs="?")
-    line.add_action("status", "show process, memory, cpu and pending calls of each worker")
+    status = line.add_action("status", "show process, memory, cpu and pending calls of each worker")
+    status.add("--json", "as JSON, for scripts: %cluster status --json", action="store_true", dest="as_json")
     scale = line.add_action("scale", "start more workers, or end the last ones: %cluster scale 3")
     scale.add("size", "how many workers there shall be: %cluster scale 3", metavar="SIZE", type=parse_size)
     restart = line.add_action("restart", "end a worker, if it still runs, and start it again under its name")
@@ -141,7 +146,8 @@ def _add_start(start: MagicParser) -> None:
     names = f"what launches the workers, {', '.join(OWN)}: %cluster start 2 --launcher command"
     start.add("--launcher", names, metavar=LAUNCHER, type=_parse_launcher)
     start.add("--address", "where workers dial this host: --address 192.0.2.7:29500", metavar="HOST:PORT")
-    start.add("--gpus", "which GPU each worker gets, or none: %cluster start 2 --gpus 0,1", metavar=GPUS)
+    which = "which GPU each worker gets, or none: %cluster start 2 --gpus 0,1"
+    start.add("--gpus", which, metavar=GPUS, action=_JoinedList)
     variables = "which variable workers get: %cluster start 2 --env OMP_NUM_THREADS=2 --env DEBUG=1"
     start.add("--env", variables, metavar="NAME=VALUE", action="append", type=_parse_variable)
     python = "which interpreter runs the workers: %cluster start 2 --python /path/of/venv/bin/python"
@@ -150,6 +156,14 @@ def _add_start(start: MagicParser) -> None:
     start.add("--grace", grace, metavar="SECONDS", type=float)
     patience = "how many seconds to wait for workers that start (60): %cluster start 2 --patience 300"
     start.add("--patience", patience, metavar="SECONDS", type=float)
+
+
+class _JoinedList(argparse.Action):
+    """A list that stays a text: an option that is said again goes on behind a comma."""
+
+    def __call__(self, parser: object, options: argparse.Namespace, text: Any, name: str | None = None) -> None:
+        before = getattr(options, self.dest)
+        setattr(options, self.dest, text if before is None else f"{before},{text}")
 
 
 def parse_size(text: str) -> int:
@@ -176,9 +190,9 @@ def _parse_variable(text: str) -> tuple[str, str]:
 def remote_line() -> MagicParser:
     line = MagicParser("%%remote")
     line.add_argument("workers", nargs="+", metavar=WORKER)
-    line.add_argument("-i", type=lambda text: _parse_transfers(text, [SCATTER]), default=(), metavar=LOADS)
-    line.add_argument("-o", type=lambda text: _parse_transfers(text, COMBINATIONS), default=(), metavar=FETCHES)
-    line.add_argument("--rref", type=_parse_names, default=(), metavar="y")
+    line.add_list("-i", lambda text: _parse_transfers(text, [SCATTER]), LOADS)
+    line.add_list("-o", lambda text: _parse_transfers(text, COMBINATIONS), FETCHES)
+    line.add_list("--rref", _parse_names, "y")
     line.add_argument("--async", dest="later", action="store_true")
     line.add_argument("--timeout", type=_parse_seconds, default=math.inf, metavar="seconds")
     line.add_argument("--local", action="store_true")
@@ -201,8 +215,8 @@ def profile_line() -> MagicParser:
 def step_line() -> MagicParser:
     line = MagicParser("%%step")
     line.add_argument("workers", nargs="*", metavar=WORKER)
-    line.add_argument("--hold", type=_parse_kinds, default=(), metavar="Call,Result")
-    line.add_argument("--of", type=lambda text: text.split(","), default=(), metavar="worker1,worker2")
+    line.add_list("--hold", _parse_kinds, "Call,Result")
+    line.add_list("--of", lambda text: text.split(","), "worker1,worker2")
     return line
 
 

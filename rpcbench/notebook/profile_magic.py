@@ -6,6 +6,7 @@ too, before its error. The line is checked, with the folder of the file, before 
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,13 +17,22 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
 
+from rpcbench.base.rebuild import add_note
 from rpcbench.cells.targets import ALL
-from rpcbench.cells.tracebacks import short_tracebacks
+from rpcbench.cells.tracebacks import short_tracebacks, with_rendering
 from rpcbench.launch.cluster import cluster
 from rpcbench.notebook import with_help
 from rpcbench.notebook.async_cells import HERE
 from rpcbench.notebook.parsers import profile_line
 from rpcbench.telemetry.profile import Profile, profile
+
+_HERE_ALONE = (
+    "{name} is a variable of the notebook, but `%%profile {where}` runs the cell on workers, which do not have it.\n"
+    "Profile the workers from a plain cell, which the notebook runs, without a magic:\n"
+    '    with rpcbench.profile("all") as p:\n'
+    "        ...  # the lines of this cell\n"
+    "    p"
+)
 
 
 @magics_class
@@ -56,15 +66,25 @@ class ProfileMagics(Magics):
             try:
                 with profile(*members, memory=options.memory) as made:
                     run()
-            except BaseException:
+            except BaseException as error:
                 if made is not None:
                     display(made)  # type: ignore[no-untyped-call]
+                self._explain_name(error, words)
                 raise
             finally:
                 if made is not None and options.save is not None:
                     path = made.save(options.save)
                     sys.stdout.write(f"{path}: open it at ui.perfetto.dev, or in chrome://tracing.\n")
             return made
+
+    def _explain_name(self, error: BaseException, words: list[str]) -> None:
+        """Add to the error of a worker that lacks a variable of the notebook how a plain cell is profiled."""
+        found = re.match(r"name '(\w+)' is not defined", str(error)) if isinstance(error, NameError) else None
+        render = getattr(error, "_render_traceback_", None)
+        if found and found[1] in self._shell.user_ns and render is not None:
+            note = _HERE_ALONE.format(name=found[1], where=" ".join(words))
+            add_note(error, note)
+            with_rendering(error, [*render(), *note.splitlines()])
 
     def _plan_run(self, words: list[str], cell: str) -> tuple[Sequence[str], Callable[[], object]]:
         """Return the members to profile, and a function that runs the cell."""

@@ -5,6 +5,7 @@ Rules
   "panel" receives a widget to draw, and stays open as long as its tab. Any other comm is closed with its result:
   `{"text"}`, or `{"error"}` in words for the user.
 - Pages send on a subshell, so requests also arrive while a cell runs. Each request runs on a thread of its own.
+- Pages are told as soon as it is served: a page's own question would wait until all cells of a "Run All" have ended.
 - Actions on workers go through `launch.actions`, like those of a panel's buttons, so all pages see the running ones.
 
 `SidebarWatchers` are the pages that watch a notebook's clusters, and the thread that sends them changes.
@@ -49,6 +50,7 @@ from rpcbench.notebook.cluster_magic import (
     warn_of_resources,
 )
 from rpcbench.notebook.fault_magics import Modes
+from rpcbench.runtime.current import use_agent
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +153,8 @@ class SidebarWatchers:
 
 
 TARGET = "rpcbench"
-SPEAKS = 3
+ANNOUNCEMENT = "rpcbench-loaded"  # no front end has this comm, so those without the extension ignore its message
+SPEAKS = 4
 """The version of this protocol. A page with another version shows that instead of guessing."""
 
 
@@ -169,6 +172,7 @@ class Sidebar:
         self._panels: dict[str, Any] = {}  # by comm id
         self._manager = comm.get_comm_manager()  # another one once ipykernel is loaded, in IPython without a kernel
         self._manager.register_target(TARGET, self.page_opened)
+        _announce_target()
 
     def close(self) -> None:
         """Serve no more requests, and close the comms of watching pages."""
@@ -204,9 +208,9 @@ class Sidebar:
                 self._watchers.add_page(page)
             case {"do": "stay", "watch": str(watch)}:
                 page.close({"there": self._watchers.renew_lease(watch)})
-            case {"do": "panel", "name": str(name)}:
+            case {"do": "panel", "name": str(name), "of": str(of)}:
                 page.on_close(lambda _: self._close_panel(page.comm_id))
-                self._run_on_thread(page, functools.partial(self._open_panel, page, name))
+                self._run_on_thread(page, functools.partial(self._open_panel, page, name, of))
             case asked:
                 self._run_on_thread(page, functools.partial(self._answer_request, page, asked))
 
@@ -230,7 +234,7 @@ class Sidebar:
         match request:
             case {"do": "start", "size": int(size)} if size > 0:
                 with self._show_progress(f"Starting {count_noun(size, 'worker')}") as report_progress:
-                    return self._commands.start_cluster(size, voice=StartReports(report_progress, warn))
+                    return self._commands.start_cluster(size, voice=StartReports(report_progress, warn, warn))
             case {"do": "use", "of": str(name)}:
                 return str(self._commands.run_action("use", [name]))
             case {"do": "end", "mode": str(mode), "of": str(name)}:
@@ -244,7 +248,7 @@ class Sidebar:
     def _run_action(self, found: BaseCluster, action: str, target: str, warn: Callable[[str], object]) -> str:
         names = found.workers if target == ALL else [target]
         if action == "scale" and int(target) > len(found.workers):
-            warn_of_resources(int(target), found.kind, warn)
+            warn_of_resources(int(target), found.kind, warn, warn)
         done = found.agent.part(Actions).begin_action(action, target)
         self._watchers.state_changed()  # pages show the action while it runs
         text = done.result()
@@ -277,17 +281,19 @@ class Sidebar:
                 self._starting = ""
 
     # -- panels
-    def _open_panel(self, page: Any, name: str) -> None:
+    def _open_panel(self, page: Any, name: str, of: str) -> None:
         with require_extra("a panel", "ipywidgets", "anywidget"):
             from rpcbench.panels import panel
 
-        self._panels[page.comm_id] = made = panel(name)
+        with use_agent(self._find_cluster(of).agent):
+            self._panels[page.comm_id] = made = panel(name)
         data, *_ = made._repr_mimebundle_() or ({},)
         page.send({"bundle": data})
 
     def _close_panel(self, comm_id: str) -> None:
         made = self._panels.pop(comm_id, None)
         if made is not None:
+            made.browsers_left()
             made.close()
 
 
@@ -295,6 +301,11 @@ def _describe_actions(one: BaseCluster) -> list[str]:
     """Describe the running actions on a cluster's workers, of all pages and panels."""
     rows = one.agent.part(Actions).table().values()
     return [f"%cluster {row['action']} {row['target']} …" for row in rows if row["state"] == "runs"]
+
+
+def _announce_target() -> None:
+    """Tell all pages of this kernel that the target is served."""
+    comm.create_comm(target_name=TARGET, comm_id=ANNOUNCEMENT, primary=False).send()
 
 
 def _error_text(error: Exception) -> str:

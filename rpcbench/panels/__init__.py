@@ -7,6 +7,7 @@ from rpcbench.panels.base import Panel, Source
 from rpcbench.panels.compare import ComparePanel
 from rpcbench.panels.logs import LogsPanel
 from rpcbench.panels.messages import MessagesPanel
+from rpcbench.panels.metrics import MetricsPanel
 from rpcbench.panels.pipeline import PipelinePanel
 from rpcbench.panels.plan import PlanPanel
 from rpcbench.panels.progress import ProgressPanel
@@ -15,10 +16,12 @@ from rpcbench.panels.rrefs import RRefPanel
 from rpcbench.panels.shards import ShardsPanel
 from rpcbench.panels.traffic import TrafficPanel
 from rpcbench.panels.workers import WorkersPanel
+from rpcbench.runtime.current import find_current
 
 __all__ = [
-    "AutogradPanel", "ComparePanel", "LogsPanel", "MessagesPanel", "Panel", "PipelinePanel", "PlanPanel",
-    "ProgressPanel", "RRefPanel", "ResourcesPanel", "ShardsPanel", "Source", "TrafficPanel", "WorkersPanel", "panel",
+    "AutogradPanel", "ComparePanel", "LogsPanel", "MessagesPanel", "MetricsPanel", "Panel", "PipelinePanel",
+    "PlanPanel", "ProgressPanel", "RRefPanel", "ResourcesPanel", "ShardsPanel", "Source", "TrafficPanel",
+    "WorkersPanel", "panel",
 ]  # fmt: skip
 
 PANELS: dict[str, type[Panel]] = {
@@ -30,6 +33,7 @@ PANELS: dict[str, type[Panel]] = {
     "messages": MessagesPanel,
     "shards": ShardsPanel,
     "compare": ComparePanel,
+    "metrics": MetricsPanel,
     "resources": ResourcesPanel,
     "traffic": TrafficPanel,
     "logs": LogsPanel,
@@ -42,8 +46,8 @@ def panel(name: str, source: object = None) -> Panel:
     """Make a panel.
 
     Args:
-        name: "workers", "progress", "rrefs", "autograd", "pipeline", "messages", "shards", "compare", "resources",
-            "traffic", "logs" or "plan".
+        name: "workers", "progress", "rrefs", "autograd", "pipeline", "messages", "shards", "compare", "metrics",
+            "resources", "traffic", "logs" or "plan".
         source: what to show; by default the current cluster. "pipeline", "messages" and "shards" show a result of
             `rpcbench.simulate`, "compare" one of `cluster.compare`, "plan" one of `rpcbench.plan`.
 
@@ -58,5 +62,9 @@ def panel(name: str, source: object = None) -> Panel:
     if name not in ALL_PANELS:
         raise ValueError(f"no panel is called {name!r}: there are {', '.join(ALL_PANELS)}")
     kind = ALL_PANELS[name]
-    # `for_current_cluster` instead of a default source: some panels use another collector, or have buttons.
-    return kind.for_current_cluster() if source is None else kind(kind.find_source(source))
+    if source is not None:
+        return kind(kind.find_source(source))
+    made = kind.for_current_cluster()  # instead of a default source: some use another collector, or have buttons
+    if (agent := find_current()) is not None:  # metrics have a panel without a cluster, too
+        made.follow_cluster(agent)
+    return made

@@ -14,6 +14,7 @@ const [LIVE_AFTER, STAYS] = [400, 2000]; // milliseconds, see `Choice`
 const [MAX_CHOICES, MANY_LEVELS] = [100, 8];
 // Pixels: a picture below this has so many for the gradients held, in which words on them have no room.
 const [HELD_FRAME, HELD_TIGHT, HELD_WORDS] = [440, 62, 100];
+const LEAST_GRAPH = 320; // width in pixels, in a narrower frame it scrolls
 
 // ---- the context to show
 
@@ -25,22 +26,29 @@ function heldContexts({ contexts, members }) {
   return held.length ? held : open;
 }
 
+// Returns the ends of a link, or of a message, that have no report of its context.
+const silentEnds = ({ context, from, to }, { members }) => [from, to].filter((end) => !(`${context}/${end}` in members));
+
 // Chooses a context. One that is open is shown if nothing else is there, or after it has been there for LIVE_AFTER; it stays
 // until its end. Otherwise the last one that has ended is shown, and at least for STAYS, so that a reader can follow. Those of
-// pipelines, which train, are shown only once they have ended.
+// pipelines, which train, are shown only once they have ended. One that lacks the report of a worker is shown after STAYS: then
+// that worker was lost.
 class Choice {
   constructor() {
     this.key = null;
     this.since = 0;
     this.firstSeen = new Map();
+    this.tornSince = new Map();
   }
 
   // Returns the key, null if there is none, and the milliseconds after which to ask again, or null.
   pick(view, now) {
     const order = (time) => (a, b) => (a[time] ?? 0) - (b[time] ?? 0) || natural(a.context, b.context);
-    const isWhole = ({ context, from, to }) => `${context}/${from}` in view.members && `${context}/${to}` in view.members;
+    const isWhole = (link) => !silentEnds(link, view).length;
     const torn = new Set(Object.values(view.links).filter((link) => !isWhole(link)).map(({ context }) => context));
-    const ended = Object.values(view.contexts).filter(({ context, ended }) => ended !== null && !torn.has(context));
+    this.tornSince = new Map([...torn].map((context) => [context, this.tornSince.get(context) ?? now]));
+    const isReported = (context) => !torn.has(context) || now - this.tornSince.get(context) >= STAYS;
+    const ended = Object.values(view.contexts).filter(({ context, ended }) => ended !== null && isReported(context));
     const last = ended.sort(order("ended")).at(-1);
     const open = heldContexts(view).filter(({ step }) => step === null || !last).sort(order("made"));
     this.firstSeen = new Map(open.map(({ context }) => [context, this.firstSeen.get(context) ?? now]));
@@ -93,25 +101,26 @@ const head = (x, y, turn) => svg("path", { class: "rb-tip", d: HEAD, transform: 
 // Returns the counts of an arrow's messages. Once the context has ended no gradient is in flight.
 function countsOf(messages, isEnded) {
   const [sent, received, fired, back] = ["sent", "received", "fired", "back"].map((name) => sum(messages, name));
-  return { sent, received, fired: isEnded ? back : fired, back };
+  const isUntold = messages.some((one) => one.isUntold);
+  return { sent, received: isUntold ? sent : received, isUntold, fired: isEnded ? back : fired, back };
 }
 
 function drawArrow(arrow, geometry, blocks, at, isEnded, names) {
   const counts = countsOf(arrow.messages, isEnded);
-  const { sent, received, fired, back } = counts;
+  const { sent, received, isUntold, fired, back } = counts;
   const path = (shift) => (at === null ? pathOf(arrow, shift, geometry, blocks) : straight(arrow, at + shift));
   const [there, home] = [path(at === null ? -4 : 0), path(at === null ? 5 : 9)];
   const isOpen = received < sent;
   const text = WORDS.message(arrow, counts, isEnded, names);
   const ends = { "data-from": arrow.from.worker, "data-to": arrow.to.worker };
-  const numbers = Object.fromEntries(Object.entries(counts).map(([name, count]) => [`data-${name}`, count]));
+  const numbers = Object.fromEntries(Object.entries({ sent, received, fired, back }).map(([name, count]) => [`data-${name}`, count]));
   const node = svg("g", { class: "rb-message", "data-item": `m${arrow.key}`, ...ends, ...numbers }, tip(text));
   node.append(svg("path", { class: "rb-grip", d: there.d }));
   const forward = svg("g", { class: `rb-forward ${isOpen ? (isEnded ? "rb-lost" : "rb-flight") : ""}` });
   forward.append(svg("path", { class: "rb-curve", d: there.d }), head(there.x2, there.y2, there.turn ?? 0));
   node.append(forward);
   const of = (count) => (count < sent ? `${count} / ${sent}` : sent);
-  if (sent > 1) node.append(label(there.x, there.y - 7, of(received), "rb-count rb-count-there"));
+  if (sent > 1) node.append(label(there.x, there.y - 7, isUntold ? sent : of(received), "rb-count rb-count-there"));
   if (fired) {
     const gradient = svg("g", { class: `rb-back ${back < fired ? "rb-flight" : ""}` });
     gradient.append(svg("path", { class: "rb-curve", d: home.d }), head(home.x1, home.y1, (home.turn ?? 0) + 180));
@@ -237,7 +246,7 @@ function headline(frame, view, { context, pieces, isEnded }) {
   const others = heldContexts(view).filter(({ context: key }) => key !== context.context).length;
   frame.showStats(
     [context.step === null ? WORDS.context : WORDS.step(context.step), WORDS.state(isEnded)],
-    [`${recvs} of ${sends}`, WORDS.stats.received],
+    [`${recvs} of ${sends}`, pieces.messages.some((one) => one.isUntold) ? WORDS.stats.told : WORDS.stats.received],
     ...(flight ? [[flight, WORDS.stats.flight, "rb-wait"]] : []),
     ...(back || left ? [[back, WORDS.stats.back]] : []),
     [gradients, isEnded ? WORDS.stats.heldLast : WORDS.stats.held],
@@ -317,11 +326,14 @@ export default panel("autograd", WORDS.title, (frame) => {
     const rows = (name) => byContext(view[name])(key);
     const names = ["members", "links", "messages", "parts", "passes", "leaves"];
     const pieces = Object.fromEntries(names.map((name) => [name, rows(name)]));
+    for (const name of ["messages", "links"])
+      pieces[name] = pieces[name].map((one) => ({ ...one, isUntold: silentEnds(one, view).includes(one.to) }));
     last = moreComplete(last, { key, context, pieces });
     return { ...last, isEnded: context.ended !== null };
   }
 
-  return (view, width) => {
+  return (view, room) => {
+    const width = Math.max(LEAST_GRAPH, room);
     const picture = shown(view);
     frame.showHint(picture ? null : WORDS.hint);
     if (!picture) {

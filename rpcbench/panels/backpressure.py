@@ -2,6 +2,8 @@
 
 A page under load draws a queue of messages in order, so each picture that is sent makes it later. Guarantees
 - A picture that takes long to draw is followed by a rest of `REST` times as long, at most `MOST_REST_SECONDS`.
+- A message that a browser handles late is followed by a rest of as long as it was late, at most
+  `MOST_LATE_REST_SECONDS`: so the queue becomes shorter, of beats as well.
 - Browsers report the version that they have, once a second at most. While none has reported a version that was sent
   `MOST_SECONDS` ago, the panel is behind: it sends nothing, and then one message with all changes since.
 - A front end without subshells is never behind: its reports wait for the end of the running cell and come on the main
@@ -20,6 +22,7 @@ MOST_SECONDS = 3.0
 
 REST = 20  # so several panels together leave most of the page's thread to the notebook
 MOST_REST_SECONDS = 1.0
+MOST_LATE_REST_SECONDS = 2.5  # less than the silence after which a browser asks for the whole state
 
 
 class Backpressure:
@@ -36,9 +39,15 @@ class Backpressure:
         if self._reports_arrive:
             self._sent.append((version, time.monotonic()))
 
-    def picture_reported(self, version: int, draw_seconds: float) -> None:
-        """Note that a browser has this version, on the thread that its message came on; it took so long to draw it."""
-        self.rest_seconds = min(MOST_REST_SECONDS, REST * draw_seconds)
+    def picture_reported(self, version: int, draw_seconds: float, late_seconds: float = 0.0) -> None:
+        """Note that a browser has this version, on the thread that its message came on.
+
+        Args:
+            version: Of the picture.
+            draw_seconds: How long the browser took to draw it.
+            late_seconds: How long its message was under way.
+        """
+        self.rest_seconds = max(min(MOST_REST_SECONDS, REST * draw_seconds), min(MOST_LATE_REST_SECONDS, late_seconds))
         self._reports_arrive = threading.current_thread() is not threading.main_thread()
         while self._sent and (self._sent[0][0] <= version or not self._reports_arrive):
             self._sent.popleft()

@@ -48,12 +48,15 @@ from rpcbench.base.charts import shorten_words
 from rpcbench.base.conditions import Condition
 from rpcbench.cells.display import OutputDisplay
 from rpcbench.cells.widgets import receive_on_named_subshell
+from rpcbench.launch.base_cluster import BaseCluster, running_clusters
 from rpcbench.panels.backpressure import Backpressure
+from rpcbench.runtime.agent import Agent
 from rpcbench.simulation.simulated_world import SimulatedWorld
 from rpcbench.telemetry import collector, trace
 from rpcbench.telemetry.collector import LIVE, SIMULATED, Phase
+from rpcbench.telemetry.panel_json import panel_document
 from rpcbench.telemetry.recording import Still
-from rpcbench.telemetry.summary import summarize_view
+from rpcbench.telemetry.summary import LINES, summarize_view
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, World, diff_views
 
@@ -82,7 +85,7 @@ class _Entry:
     unsubscribe: Callable[[], None] = field(init=False)
     stale: bool = True  # the world has changed since the last look
     whole_at: float = math.inf  # when to send the whole state, in monotonic seconds
-    beat_at: float = math.inf  # when to say that nothing has changed
+    beat_at: float = -math.inf  # when to say that nothing has changed; inf if the source is not live
     ready_at: float = -math.inf  # before this nothing is sent; inf while its browsers are behind
 
     @property
@@ -215,16 +218,21 @@ class PanelFeed:
 
     def _push_entry(self, entry: _Entry, changed: bool, worlds: dict[int, World]) -> None:
         """Send one viewer's browsers the changes, the whole state if that is due, or that nothing has changed."""
+        entry.viewer.name_cluster()
         if entry.viewer.is_behind:
             entry.ready_at, entry.stale = math.inf, entry.stale or changed
             return
+        now = time.monotonic()
         has_sent = changed and self._show_entry(entry, worlds)
-        if entry.whole_at <= time.monotonic():
+        if entry.whole_at <= now:
             entry.whole_at, has_sent = math.inf, True
             entry.viewer.send_whole_view()
-        if not has_sent:
+        elif not has_sent and entry.beat_at <= now:  # not for each change of a source: these are many
+            has_sent = True
             entry.viewer.send_beat()
-        entry.beat_at = time.monotonic() + self._beat if _phase_of_source(entry.source) == LIVE else math.inf
+        if has_sent:
+            entry.ready_at = now + entry.viewer.rest_seconds
+            entry.beat_at = now + self._beat if _phase_of_source(entry.source) == LIVE else math.inf
 
     def _show_entry(self, entry: _Entry, worlds: dict[int, World]) -> bool:
         """Show one viewer the world; one look at a source serves all its viewers. Return whether it had changed."""
@@ -232,9 +240,7 @@ class PanelFeed:
         if id(source) not in worlds:
             worlds[id(source)] = source.world()
         if has_changed := entry.viewer.show_world(worlds[id(source)]):
-            now = time.monotonic()
-            entry.whole_at = min(entry.whole_at, now + self._heal)
-            entry.ready_at = now + entry.viewer.rest_seconds
+            entry.whole_at = min(entry.whole_at, time.monotonic() + self._heal)
         return has_changed
 
     def _give_up(self, entry: _Entry, error: Exception) -> None:
@@ -257,6 +263,8 @@ MOST_STILL_BYTES = 130_000
 """Size of a still picture in a notebook; a larger one is replaced by its text."""
 SETTLE_SECONDS = 0.2
 """Limit of the wait for members' last reports at the end of a cell."""
+READ_SECONDS = 1.0
+"""Limit of that wait where a program reads the panel: a stopped worker sends none."""
 _STILL_TEXT = "The last picture of the panel above, for readers without a kernel."
 HIDE_ERROR = (
     "<style>.jp-OutputArea-child:not(:has(.rb-panel)):has(+ .jp-OutputArea-child .rb-instead){display:none}</style>"
@@ -264,9 +272,9 @@ HIDE_ERROR = (
 """In an element of class `rb-instead`: hides the output before it if no live panel is there, but an error."""
 
 
-def still_output(picture: Snapshot) -> dict[str, str]:
+def still_output(picture: Snapshot, cluster: str = "") -> dict[str, str]:
     """Return the mime bundle of a still picture below a live panel; JupyterLab's extension shows its time."""
-    about = f'data-panel="{picture.panel}" data-at="{time.time():.0f}"'
+    about = f'data-panel="{picture.panel}" data-cluster="{escape(cluster)}" data-at="{time.time():.0f}"'
     shown = picture.html if len(picture.html) <= MOST_STILL_BYTES else f"<pre>{escape(picture.text)}</pre>"
     return {
         "text/plain": _STILL_TEXT,
@@ -294,7 +302,7 @@ class StillOutputs:
         from IPython.display import DisplayHandle
 
         handle, view = DisplayHandle(), panel.latest_view()  # type: ignore[no-untyped-call]
-        handle.display(still_output(Snapshot(view)), raw=True)  # type: ignore[no-untyped-call]
+        handle.display(still_output(Snapshot(view), panel.cluster), raw=True)  # type: ignore[no-untyped-call]
         self._displayed[panel] = _Displayed(handle, view)
         if self._shell is not shell:
             shell.events.register("post_run_cell", self.refresh_all)
@@ -315,7 +323,7 @@ class StillOutputs:
         try:
             if still is not None and (view := panel.latest_view()) != still.view:
                 still.view = view
-                still.handle.update(still_output(Snapshot(view)), raw=True)
+                still.handle.update(still_output(Snapshot(view), panel.cluster), raw=True)
         except Exception as error:  # shown once: an error of a view must not disturb all later cells
             logger.warning("the still picture of a panel stopped", exc_info=error)
             self.drop_panel(panel)
@@ -328,16 +336,18 @@ SESSION = PanelFeed()  # one per process: all widgets of a kernel share one conn
 class Panel(anywidget.AnyWidget):
     """A live picture of one view. It follows its source from creation until `close()`, or until no browser shows it.
 
-    `print(panel)` gives the present view as text.
+    `print(panel)` and `text()` give the present view as text, `json()` as data.
     """
 
     look: ClassVar[staticmethod[[World], View]]  # computes the view of a world
     sentence: ClassVar[str]  # shown instead of the widget without a kernel
+    agent: Agent | None = None  # of the cluster that it follows, if it does
     wants: ClassVar[str] = "it shows the current cluster, and needs nothing more"  # what `rpcbench.panel` takes for it
 
     state = traitlets.Dict().tag(sync=True)  # {"version": number, "view": view}
     phase = traitlets.Dict().tag(sync=True)  # the fields of a `Phase`
     problem = traitlets.Unicode("").tag(sync=True)  # the error that has ended the updates
+    cluster = traitlets.Unicode("").tag(sync=True)  # the name of its cluster, once this process has had several
 
     def __init__(self, source: Source, publisher: PanelFeed = SESSION, **traits: Any) -> None:
         world = source.world() if isinstance(source, Still) else {}  # the next cell may print it before the first look
@@ -388,6 +398,17 @@ class Panel(anywidget.AnyWidget):
         self.send({"kind": "delta", "version": version, "delta": delta, "at": time.time()})
         return True
 
+    def follow_cluster(self, agent: Agent) -> None:
+        """Take the cluster from its agent."""
+        self.agent = agent
+        self.name_cluster()
+
+    def name_cluster(self) -> None:
+        """Tell browsers which cluster this is, if there are several. Once told, the name stays."""
+        owner = self.agent and self.agent.owner
+        if isinstance(owner, BaseCluster) and len(running_clusters()) > 1:
+            self.cluster = owner.label
+
     @property
     def is_behind(self) -> bool:
         """Whether its browsers have a queue of pictures before them, and so are sent none."""
@@ -399,8 +420,9 @@ class Panel(anywidget.AnyWidget):
         return self._backpressure.rest_seconds
 
     def send_whole_view(self) -> None:
-        """Send browsers the whole view, for those that missed a message."""
+        """Send browsers the whole view, for those that missed a message, and that it is the present one."""
         self.send_state("state")
+        self.send_beat()  # a state has no time
 
     def send_beat(self) -> None:
         """Tell browsers that the picture of this version is that of the present world."""
@@ -435,13 +457,39 @@ class Panel(anywidget.AnyWidget):
         """
         return trace.save_trace(self._collect_world(), path)
 
-    def _collect_world(self) -> World:
+    def text(self, lines: int | None = LINES) -> str:
+        """Return the present view as text, as `print(panel)` shows it.
+
+        Args:
+            lines: How many lines to show after the first; None: all. A last line counts those left out.
+        """
+        view_text = summarize_view(self._read_view()[0], lines)
+        phase = _phase_of_source(self._source)
+        if phase.name != "stopped":
+            return view_text
+        return f"Stopped at {time.strftime('%H:%M', time.localtime(phase.at))}. Before that:\n{view_text}"
+
+    def json(self) -> dict[str, Any]:
+        """Return the present view as a dict of plain values, for `json.dumps`: `["sections"]` has the rows.
+
+        docs/api/panel-json.md has the fields, and what `version` promises. Times in rows are seconds of the clock that
+        stood at 0 at `epoch`, unless the page says more. Of a stopped cluster it is the last view.
+        """
+        view, world = self._read_view()
+        return panel_document(view, _phase_of_source(self._source), world)
+
+    def _read_view(self) -> tuple[View, World]:
+        """Return the view of what the source has now, with its world; the last view if that has ended unseen."""
+        world = self._collect_world(READ_SECONDS)
+        return type(self).look(world) if world else self.view, world
+
+    def _collect_world(self, timeout: float = collector.SETTLE_SECONDS) -> World:
         """Return the source's world with all pending reports of members, even if no browser shows the panel."""
         # Subscribed for the time: a source without a subscriber does not collect.
         stop = self._source.subscribe(lambda: None)
         try:
             if settle := getattr(self._source, "settle", None):  # only of sources that wait for members' reports
-                settle()
+                settle(timeout)
             return self._source.world()
         finally:
             stop()
@@ -466,14 +514,15 @@ class Panel(anywidget.AnyWidget):
                 self._backpressure.forget_sent()
                 self._publisher.open_viewer(self, self._source)
                 self._publisher.request_whole_view(self)
-            case {"kind": "seen", "version": int(version), "milliseconds": int(drawing)}:
-                self._backpressure.picture_reported(version, drawing / 1e3)
+            case {"kind": "seen", "version": int(version), "milliseconds": int(drawing), "late": int(late)}:
+                self._backpressure.picture_reported(version, drawing / 1e3, late / 1e3)
                 self._publisher.release_viewer(self)
             case {"kind": "snapshot", "eye": str(eye), "page": bool(by_page)}:
                 self._leave_snapshot(eye, by_page)
             case {"kind": "closed", "eye": str(eye)}:
                 self._open_views.discard(eye)
                 if not self._open_views:
+                    self.browsers_left()
                     self._publisher.close_viewer(self)
             case _:
                 self.message_received(content)
@@ -488,6 +537,9 @@ class Panel(anywidget.AnyWidget):
         # Without a context of its own, output belongs to the cell that ran last.
         cell = self._cell or contextvars.Context().run(OutputDisplay, get_ipython())
         cell.display_bundle({"data": made._repr_mimebundle_(), "metadata": {}})
+
+    def browsers_left(self) -> None:
+        """Called where no browser shows the panel any more, before it unsubscribes: one may show it again soon."""
 
     def message_received(self, content: dict[str, Any]) -> None:
         """Handle another message of a browser; a panel without buttons has none."""
@@ -509,11 +561,7 @@ class Panel(anywidget.AnyWidget):
             STILLS.add_panel(self, shell)
 
     def __str__(self) -> str:
-        is_drawn = self.state["version"] or isinstance(self._source, Still)  # else it has not been looked at yet
-        view_text = summarize_view(self.view if is_drawn else type(self).look(self._collect_world()))
-        if self.phase["name"] != "stopped":
-            return view_text
-        return f"Stopped at {time.strftime('%H:%M', time.localtime(self.phase['at']))}. Before that:\n{view_text}"
+        return self.text()
 
     def __repr__(self) -> str:
         return (self._source.words or str(self)) if isinstance(self._source, Still) else self.sentence

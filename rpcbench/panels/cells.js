@@ -4,17 +4,24 @@
 
 const TEXT = STRINGS.progress;
 const CELLS_SHOWN = 8; // before a click on “more”
-const ENDED = ["ok", "error", "interrupted", "lost"]; // states of cells that do not run
+const ENDED = ["ok", "error", "interrupted", "stopped", "lost"]; // states of cells that do not run
+const RUNNING = ["runs", "waits"]; // states of jobs and cells that have not ended
+const UNTOLD = "untold"; // state of a row that ran in the last picture: nothing tells whether it has ended
 const WAITED = 1; // seconds of a wait that are told
 
-const twoDigits = (number) => String(number).padStart(2, "0");
+// Returns a row as it is told under a picture that is the last one: one that ran then has no time, and may have ended.
+function lastKnown(row) {
+  if (!RUNNING.includes(row.state)) return row;
+  const [open, ended] = [true, false].map((runs) => (row.parts ?? []).filter(([, , state]) => RUNNING.includes(state) === runs));
+  const ends = ended.map(([, name, state, error]) => `${error || (LISTS.progress.cells[state] ?? state)} on ${name}`);
+  const how = ends.length ? [`${TEXT.untold} on ${open.map(([, name]) => name).join(", ")}`, ...ends].join(", ") : TEXT.untold;
+  return { ...row, state: UNTOLD, running: 0, rate: null, how };
+}
 
 // Returns a time that passes as text: "7.2 s" once it is over, "7 s" while it runs, "1:05 min", "2:03 h".
 function formatTime(seconds, isExact = false) {
   if (seconds < 60) return isExact && seconds < 10 ? formatDuration(Number(seconds.toPrecision(2))) : `${Math.floor(seconds)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes}:${twoDigits(Math.floor(seconds % 60))} min`;
-  return `${Math.floor(minutes / 60)}:${twoDigits(minutes % 60)} h`;
+  return formatMinutes(seconds);
 }
 
 // Asks front ends to run a cell again, or whether they can. Returns whether one has, or can.
@@ -41,12 +48,14 @@ async function copyText(text) {
 }
 
 // Returns how long a cell has run, in words; `now`: seconds since 1970, null where there is no present.
-function cellTime({ state, began, lasted, ran }, now) {
+function cellTime({ state, began, since, lasted, ran }, now) {
   if (lasted !== null) {
     const own = ran ?? lasted;
+    if (own === 0) return TEXT.unbegun(formatTime(lasted, true));
     return [formatTime(own, true), lasted - own > WAITED ? TEXT.waited(formatTime(lasted - own)) : ""].filter(Boolean).join(", ");
   }
-  return now === null || began === null ? "" : formatTime(Math.max(0, now - began));
+  const from = since ?? began; // a cell that waits counts its wait
+  return now === null || from === null || state === UNTOLD ? "" : formatTime(Math.max(0, now - from));
 }
 
 class CellRow {
@@ -79,7 +88,7 @@ class CellRow {
     set(this.node, { class: `rb-is-${row.state}`, "data-cell": row.order, "data-state": row.state });
     setText(this.code, row.line);
     set(this.code, { title: row.code });
-    const at = row.began === null ? "" : clockTime(row.began) + `:${twoDigits(Math.floor(row.began % 60))}`;
+    const at = row.began === null ? "" : secondsTime(row.began);
     setText(this.place, TEXT.cellPlace(row.number, at));
     setText(this.where, row.where);
     setText(this.state, row.how);

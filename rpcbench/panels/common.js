@@ -47,8 +47,20 @@ function formatBytes(count) {
   return `${value.toFixed(power && value < 99.95 ? 1 : 0)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
+const twoDigits = (number) => String(number).padStart(2, "0");
+
+// Returns a time of a minute or more as text: "1:05 min", "2:03 h"; exactly "1:05.25 min", "2:03:09.25 h".
+function formatMinutes(seconds, isExact = false) {
+  const units = isExact ? Math.round(seconds * 100) : Math.floor(seconds) * 100; // hundredths
+  const [hours, minutes, rest] = [Math.floor(units / 360_000), Math.floor(units / 6000) % 60, units % 6000];
+  const exact = `${twoDigits(Math.floor(rest / 100))}.${twoDigits(rest % 100)}`;
+  if (hours) return `${hours}:${twoDigits(minutes)}${isExact ? `:${exact}` : ""} h`;
+  return `${minutes}:${isExact ? exact : twoDigits(rest / 100)} min`;
+}
+
 // Returns a time as text, in the unit that fits `unit`: ticks of one axis have one unit.
 function formatDuration(seconds, unit = seconds) {
+  if (unit >= 60) return formatMinutes(seconds);
   if (unit >= 1) return `${+seconds.toPrecision(3)} s`;
   return unit >= 1e-3 ? `${+(seconds * 1e3).toPrecision(3)} ms` : `${+(seconds * 1e6).toPrecision(3)} µs`;
 }
@@ -57,6 +69,21 @@ function formatDuration(seconds, unit = seconds) {
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999) * power;
+}
+
+// Returns a number with three digits, so that it has about the same width in each step.
+function formatFigure(value) {
+  const size = Math.abs(value);
+  return size === 0 || (size >= 1e-3 && size < 1e4) ? value.toPrecision(3) : value.toExponential(2);
+}
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+// Returns the least and the largest value of a curve. With `most` no value counts for more than so many times the median: the
+// first step of a training is far slower than the others, which would be a flat line.
+function curveRange(values, most = Number.POSITIVE_INFINITY) {
+  const known = values.filter(isNumber).sort((a, b) => a - b);
+  return [known[0], Math.min(known.at(-1), most * known[known.length >> 1])];
 }
 
 // Makes the children of `parent` match `items`: one child per key, in the order of the items. A child is kept, untouched,
@@ -88,12 +115,14 @@ function setChildren(parent, nodes) {
 }
 
 // Scrolls to a cell. A front end that listens to the event, such as the JupyterLab extension, does it and calls preventDefault().
-// Otherwise the cell is found by its prompt number. Returns false if no cell has the number any more.
+// Otherwise the cell is found by its prompt number, in the panel's notebook or the only one of the page. Returns false if no cell
+// has the number any more.
 function revealCell(panel, { cell, number }) {
   const event = new CustomEvent("rpcbench:reveal", { bubbles: true, cancelable: true, detail: { cell, number } });
   if (!panel.dispatchEvent(event)) return true;
-  const notebook = panel.closest(".jp-Notebook") ?? document;
-  const prompts = [...notebook.querySelectorAll(".jp-InputPrompt")];
+  const own = panel.closest(".jp-Notebook");
+  const isAlone = document.querySelectorAll(".jp-Notebook").length < 2;
+  const prompts = own || isAlone ? [...(own ?? document).querySelectorAll(".jp-InputPrompt")] : [];
   const found = prompts.find((one) => one.textContent.trim() === `[${number}]:`)?.closest(".jp-Cell");
   if (!found) return false;
   found.scrollIntoView({ block: "center" });
@@ -151,6 +180,7 @@ function applyDelta(view, delta) {
 }
 
 const REPORT_MS = 1000;
+const LATE_MS = 1000; // lateness of a message that the kernel is told
 const DRIFT = 0.01; // by which the least delay grows: in an hour it follows a clock that was set by 36 seconds
 
 // The clock of the kernel, as all panels of a page see it: the least delay of a message so far tells how far the two clocks are
@@ -177,13 +207,15 @@ const CLOCK = (globalThis.rpcbenchClock ??= new KernelClock());
 // After a gap in the versions it ignores deltas until the next whole state. `heardAt` is when the page last handled a message on
 // what the present world is: a whole state, a delta, or a beat, which says that nothing has changed. `truthAt` is the page's time
 // at which the kernel knew the picture to be true: a page under load handles messages late. So that the kernel waits for such a
-// page, it is sent the version that the page has, and how long it took to draw, at most once a second.
+// page, it is sent the version that the page has, how long that took to draw, and how late the last message was: at most once a
+// second, after a new picture, or where the lateness begins or ends.
 class LiveView {
   constructor(model) {
     this.model = model;
     this.heardAt = this.truthAt = Date.now();
-    this.reported = { version: -1, at: 0 };
+    this.reported = { version: -1, at: 0, late: 0 };
     this.drawing = 0; // milliseconds that the last picture took
+    this.late = 0; // milliseconds that the last message with a time was under way
     this.born = model.widget_manager?.kernel?.id; // of the kernel that has the model
     this.version = -1;
     this.view = {};
@@ -191,6 +223,7 @@ class LiveView {
     model.on("change:state", () => this.onState(model.get("state")));
     model.on("change:problem", () => this.notify());
     model.on("change:phase", () => this.notify());
+    model.on("change:cluster", () => this.notify());
     this.isCut = false;
     model.on("comm_live_update", () => {
       this.isCut = true; // JupyterLab says this when the kernel restarts
@@ -203,14 +236,18 @@ class LiveView {
   // Notes that the kernel knew the picture to be true `at` a time of its clock.
   confirm(at) {
     this.heardAt = Date.now();
-    this.truthAt = at === undefined ? this.heardAt : Math.max(this.truthAt, CLOCK.pageTime(1000 * at));
+    const sentAt = at === undefined ? this.heardAt : CLOCK.pageTime(1000 * at);
+    this.truthAt = Math.max(this.truthAt, sentAt);
+    this.late = Math.round(this.heardAt - sentAt);
     this.reportVersion();
   }
 
   reportVersion() {
-    if (this.version <= this.reported.version || Date.now() - this.reported.at < REPORT_MS) return;
-    this.reported = { version: this.version, at: Date.now() };
-    this.model.send({ kind: "seen", version: this.version, milliseconds: Math.round(this.drawing) });
+    const { version, late } = this;
+    const isNews = version > this.reported.version || late > LATE_MS !== this.reported.late > LATE_MS;
+    if (!isNews || Date.now() - this.reported.at < REPORT_MS) return;
+    this.reported = { version, late, at: Date.now() };
+    this.model.send({ kind: "seen", version, milliseconds: Math.round(this.drawing), late });
   }
 
   onState({ version, view }) {
@@ -262,10 +299,13 @@ function receiveAgain(manager, state) {
   if (base?._handle_comm_msg) model.comm?.on_msg((message) => base._handle_comm_msg.call(model, message));
 }
 
+// Returns a time of day, of 24 hours: in all panels it has this form.
 const clockTime = (seconds) => {
   const at = new Date(1000 * seconds);
-  return [at.getHours(), at.getMinutes()].map((part) => String(part).padStart(2, "0")).join(":");
+  return `${twoDigits(at.getHours())}:${twoDigits(at.getMinutes())}`;
 };
+
+const secondsTime = (seconds) => `${clockTime(seconds)}:${twoDigits(new Date(1000 * seconds).getSeconds())}`;
 
 const LATE_SECONDS = 2; // age of a picture from which on the chip says it
 
@@ -286,7 +326,8 @@ function panelState(phase, kernel, problem, isPaused, age = 0) {
 // ---- the frame around a picture
 
 const NARROW_FRAME = 560; // width of a panel in pixels, below which its controls stand in a menu
-const LEAST_PICTURE = 320; // of a picture
+const TINY_FRAME = 300; // width below which the chip of a live panel is a dot
+const LEAST_PICTURE = 240; // of a picture
 const MAX_HEIGHT = 460; // of the body in pixels, as in common.css
 const NOTE_MS = 6000; // how long a note stays
 const FIRST_PATIENCE_MS = 3000; // how long a panel waits for a silent kernel before it asks again
@@ -303,7 +344,7 @@ function stopPlainKeys(event) {
 }
 
 // A panel's frame: its head line with a chip, figures and tools, the help, the error that stopped it, the picture, a hint, and
-// the legend. `state` is that of `panelState`; `isLive` tells whether a click on a control of the panel reaches the kernel.
+// the legend. `state` is that of `panelState`, and `at`, until when the picture is true, in seconds since 1970; `isLive` tells whether a click on a control of the panel reaches the kernel.
 // A narrow frame has one line for its head: figures without room are left out there, and controls are in a menu behind them, which
 // has all figures. Its legend is shown with the help.
 class Frame {
@@ -314,7 +355,8 @@ class Frame {
     this.stats = html("span", { class: "rb-stats" });
     this.legend = html("div", { class: "rb-legend" });
     const said = html("span", { "aria-live": "polite" }, this.chip); // screen readers hear that the panel is no longer live
-    this.head = html("div", { class: "rb-head" }, html("strong", {}, title), said, this.stats);
+    this.owner = html("span", { class: "rb-cluster", hidden: "" }); // which cluster it is, where there are several
+    this.head = html("div", { class: "rb-head" }, html("strong", {}, title), this.owner, said, this.stats);
     const tool = (kind, words, sign) =>
       html("button", { type: "button", class: `rb-tool ${kind}`, "aria-label": words, title: words }, sign);
     const lens = svg("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { d: CAMERA }));
@@ -352,6 +394,15 @@ class Frame {
     return ["live", "late", "paused"].includes(this.state.kind);
   }
 
+  // The time of the picture, in seconds since 1970, up to which ages and times count: it stands still where the picture does. null
+  // where none is known, as in a record.
+  get present() {
+    const { kind, at } = this.state;
+    if (kind === "live") this.shownAt = Date.now() / 1000;
+    else if (kind === "late") this.shownAt = at; // it may be of something that has ended
+    return kind === "record" ? null : (this.shownAt ?? null);
+  }
+
   // Has controls in the menu while the frame is narrow.
   fold(...nodes) {
     this.folding.push(...nodes);
@@ -371,6 +422,7 @@ class Frame {
         else node.place_.replaceWith(node);
       }
     }
+    this.root.classList.toggle("rb-tiny", width > 0 && width < TINY_FRAME);
     this.menu.place();
   }
 
@@ -408,6 +460,13 @@ class Frame {
     this.chip.disabled = !this.isLive;
   }
 
+  // Says which cluster the panel is of; "" where there is one.
+  nameCluster(name) {
+    this.owner.hidden = !name;
+    setText(this.owner, name && STRINGS.common.ofCluster(name));
+    set(this.owner, { title: STRINGS.common.ofClusterTip(name) });
+  }
+
   lock() {
     for (const node of this.root.querySelectorAll(REACHES)) {
       const off = !this.isLive && !(node === this.camera && this.canKeep);
@@ -420,8 +479,8 @@ class Frame {
   showStats(...stats) {
     setText(this.figures, stats.map(([value, text]) => `${value} ${text}`.trim()).join(", "));
     const items = stats.map((stat, key) => ({ key, parts: stat, stat }));
-    join(this.stats, items, (_, { stat: [value, text, kind = ""] }) =>
-      html("span", { class: `rb-stat ${kind}` }, html("b", {}, String(value)), ` ${text}`),
+    join(this.stats, items, (_, { stat: [value, text, kind = "", title = null] }) =>
+      html("span", { class: `rb-stat ${kind}`, title }, html("b", {}, String(value)), ` ${text}`),
     );
   }
 
@@ -498,13 +557,15 @@ const panel = (name, title, build) => () => {
         const isDead = live.isCut || isSaved(model.widget_manager, model.get("state"));
         const kernel = kernelState(model.widget_manager, live.born, isDead);
         frame.canKeep = kernel === "there"; // a stopped cluster's panel and a record can still leave a snapshot
-        return panelState(model.get("phase"), kernel, model.get("problem"), paused !== null, (Date.now() - live.truthAt) / 1000);
+        const about = panelState(model.get("phase"), kernel, model.get("problem"), paused !== null, (Date.now() - live.truthAt) / 1000);
+        return { ...about, at: live.truthAt / 1000 };
       };
       const paint = () => {
         pending = 0;
         const problem = model.get("problem");
         frame.problem.hidden = !problem;
         frame.problem.textContent = problem ? `This panel stopped: ${problem}. Run its cell again.` : "";
+        frame.nameCluster(model.get("cluster") ?? "");
         frame.showState(state());
         const view = frame.state.kind === "paused" ? paused : live.view;
         if (live.version > 0 || problem) frame.root.classList.add("rb-drawn"); // JupyterLab's extension waits for it

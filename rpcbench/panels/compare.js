@@ -17,6 +17,7 @@ const MOST_WORDS = 40; // characters beside the drawing of a layout
 const STILL = 1400; // pixels of rows in a still picture
 const MINI = { wide: 16, tall: 10, gap: 2, apart: 6, most: 16, high: 4 }; // boxes of ranks in the drawing of a layout
 const LEAST = 66; // width of that column, for its head
+const [NAMES, FEW_NAMES, TIGHT] = [130, 84, 340]; // least widths of the names, in panels narrower than `TIGHT` the second
 const HEAD = 28;
 const MARGIN = 14; // beside the last column
 
@@ -78,7 +79,7 @@ function geometryOf(width, phases, layouts, said) {
   const step = width >= 900 ? 80 : 66;
   const mini = Math.max(LEAST, ...Object.values(layouts).map((layout) => miniSize(layout)?.width ?? 0));
   const words = width >= 1000 ? 16 + LETTER * Math.min(MOST_WORDS, Math.max(0, ...said.map((text) => text.length))) : 0;
-  const names = Math.max(130, Math.min(420, width - phases.length * step - mini - words - 24 - MARGIN));
+  const names = Math.max(width < TIGHT ? FEW_NAMES : NAMES, Math.min(420, width - phases.length * step - mini - words - 24 - MARGIN));
   const begin = names + mini + words + 24;
   const x = new Map(phases.map((phase, n) => [phase, begin + (n + 0.5) * step]));
   return { step, names, words, mini, x, width: begin + phases.length * step + MARGIN, key: [width, names, mini, words, phases.join()].join() };
@@ -183,7 +184,7 @@ export default panel("compare", TEXT.title, (frame) => {
   const steps = html("div", { class: "rb-steps", role: "group", "aria-label": TEXT.shown });
   const rows = svg("g", { role: "list" });
   const folded = new Map(); // what the user has folded, by name
-  let [chosen, step, shownFor, legend, marks, follows] = [null, null, null, "", [], false];
+  let [chosen, step, shownFor, legend, marks, follows, drawnWidth] = [null, null, null, "", [], false, 0];
   frame.picture.append(rows);
   frame.head.after(sentence, steps);
   const choose = (key) => {
@@ -215,10 +216,12 @@ export default panel("compare", TEXT.title, (frame) => {
     if (next) choose(next.keys[0]);
   });
 
-  // Scrolls a row into sight, with room around it.
-  function scrollTo(y, tall, room) {
+  // Scrolls a row into sight, with room around it, and the column of this phase as far as it must.
+  function scrollTo(y, tall, room, { x, step: wide }, phase) {
     const low = y + tall + HEAD + room - frame.body.clientHeight;
     frame.body.scrollTop = Math.max(low, Math.min(y - room, frame.body.scrollTop));
+    const right = x.get(phase) + wide / 2 - frame.body.clientWidth;
+    frame.body.scrollLeft = Math.max(right, Math.min(x.get(phase) - wide / 2, frame.body.scrollLeft));
   }
 
   // Shows a button for each step, with the worst of its verdicts; one of them has the first difference.
@@ -269,7 +272,7 @@ export default panel("compare", TEXT.title, (frame) => {
       frame.showStats(...leftOutStats(view.workers));
       frame.describe(TEXT.none);
       frame.showLegend([]);
-      frame.resize(width, 60, 0, true);
+      frame.resize(0, 0);
       return showBelow(null, [], width);
     }
     const report = `${comparison.words} ${comparison.values} ${comparison.first}`;
@@ -308,7 +311,10 @@ export default panel("compare", TEXT.title, (frame) => {
       set(rowNode(item, layout, nearest, geometry, tall, { first: comparison.first, chosen }), { transform: `translate(0 ${n * tall})` }));
     frame.resize(Math.max(width, geometry.width), items.length * tall + 4, HEAD, true);
     const at = items.findIndex(({ item }) => item.values.some(({ key }) => key === chosen));
-    if (at >= 0 && (isNew || follows)) scrollTo(at * tall, tall, isNew ? frame.body.clientHeight / 2 : 0);
+    const isMoved = isNew || follows || width !== drawnWidth; // in another width the chosen square must not leave the frame
+    const { phase } = values.find(({ key }) => key === chosen) ?? {};
+    if (at >= 0 && isMoved) scrollTo(at * tall, tall, isNew ? frame.body.clientHeight / 2 : 0, geometry, phase);
+    drawnWidth = width;
     follows = false;
     const cell = chosen === null ? [] : marks.find(({ keys }) => keys.includes(chosen))?.keys ?? [chosen];
     const isOfCell = new Set(cell);

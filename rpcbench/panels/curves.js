@@ -3,12 +3,6 @@
 const [CURVE_HEIGHT, CURVE_LOW, CURVE_TOP, CURVE_EDGE] = [58, 46, 24, 8]; // pixels: a curve, one in two rows, the top of its line, the room beside it
 const NARROWEST = 130; // pixels of a curve, for its name and value
 
-// Returns a number with three digits, so that it has about the same width in each step.
-function formatFigure(value) {
-  const size = Math.abs(value);
-  return size === 0 || (size >= 1e-3 && size < 1e4) ? value.toPrecision(3) : value.toExponential(2);
-}
-
 // Returns the samples in a second of wall time, from the end of the step seen before to that of this one; null in the first one.
 // Steps between the two that the panel has not seen count as this one.
 function rateOf(step, i, steps) {
@@ -26,15 +20,7 @@ const CURVES = [
 
 // Returns the steps that curves have a point for.
 const curveSteps = (steps) => steps.filter((step) => step.state === "complete" && step.trains);
-const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const curveX = (i, count, width) => CURVE_EDGE + ((width - 2 * CURVE_EDGE) * (count > 1 ? i / (count - 1) : 1));
-
-// Returns the least and the largest value of a curve. With `most` no value counts for more than so many times the median: the
-// first step of a training is far slower than the others, which would be a flat line.
-function curveRange(values, most = Number.POSITIVE_INFINITY) {
-  const known = values.filter(isNumber).sort((a, b) => a - b);
-  return [known[0], Math.min(known.at(-1), most * known[known.length >> 1])];
-}
 
 // Returns a line through values, null where there is none, as the data of an SVG path; `low` is its floor, `high` its top.
 function curvePath(values, [low, high], width, height = CURVE_HEIGHT) {

@@ -14,6 +14,7 @@ const [MANY_BLOCKS, MANY_IN_CELL, MOST_OPS, LONGEST] = [36, 3, 8, 16];
 const sum = (rows, name) => rows.reduce((total, row) => total + row[name], 0);
 
 function formatTime(seconds) {
+  if (seconds >= 60) return formatMinutes(seconds);
   const [value, unit] = seconds < 1e-3 ? [seconds * 1e6, "µs"] : seconds < 1 ? [seconds * 1e3, "ms"] : [seconds, "s"];
   return `${value < 9.95 ? value.toFixed(1) : value.toFixed(0)} ${unit}`;
 }

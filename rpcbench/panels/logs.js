@@ -60,7 +60,7 @@ function lineNode(line, level, makeTag, query) {
   return html("div", { class: `rb-line rb-level-${KINDS[level] ?? "plain"}` }, ...makeTag(), html("span", { class: "rb-said" }, ...parts));
 }
 
-const seenAt = ({ at }) => (at === null ? null : TEXT.read(new Date(1000 * at).toTimeString().slice(0, 8)));
+const seenAt = ({ at }) => (at === null ? null : TEXT.read(secondsTime(at)));
 
 // Draws a block of lines; `name` is that of its worker, or "" where all lines are of one.
 function blockNode(block, name, wanted, query) {
@@ -217,6 +217,13 @@ function drawStill(frame, blocks, nameOf) {
   frame.resize(WIDEST + 20, items.length ? ROW * items.length + 20 : 0);
 }
 
+// Returns the number of workers with a log, and of those that have been stopped since while others go on.
+function countWorkers({ files, workers }) {
+  const ids = Object.keys(files);
+  const stopped = ids.filter((id) => workers[id]?.state === "left").length;
+  return stopped < ids.length ? [ids.length - stopped, stopped] : [ids.length, 0];
+}
+
 const hintOf = (state, files) =>
   state === "record" ? [TEXT.record, ""] : Object.keys(files).length ? [TEXT.nothing, ""] : TEXT.noWorkers;
 
@@ -278,11 +285,14 @@ export default panel("logs", TEXT.title, (frame) => {
     const sum = sumLevels(Object.values(lines));
     const all = Object.values(sum).reduce((one, other) => one + other);
     const { stats } = TEXT;
-    const bad = [...(sum.w ? [countStat(sum.w, stats.warning, "rb-warn")] : []), ...(sum.e ? [countStat(sum.e, stats.error, "rb-bad")] : [])];
-    frame.showStats(countStat(Object.keys(files).length, stats.worker), countStat(all, stats.line), ...bad);
+    const bad = [["e", "error", "rb-bad"], ["w", "warning", "rb-warn"]].filter(([level]) => sum[level]);
+    const first = bad.map(([level, noun, kind]) => countStat(sum[level], stats[noun], kind)); // a narrow head has room for one
+    const [here, stopped] = countWorkers(view);
+    const gone = stopped ? [[stopped, stats.stopped]] : [];
+    frame.showStats(...first, countStat(here, stats.worker), ...gone, countStat(all, stats.line));
     frame.describe(TEXT.describe(all, sum.w, sum.e));
     const hasLines = Object.keys(lines).length > 0;
-    if (hasLines) frame.showHint(null);
+    if (hasLines || !(frame.isLive || frame.state.kind === "record")) frame.showHint(hasLines ? null : TEXT.noWorkers);
     else frame.hint.replaceChildren(...hintOf(frame.state.kind, files).map((text, i) => (i && text ? html("code", {}, text) : text)));
     if (window.isStill) {
       drawStill(frame, chosenBlocks(lines).map(([, block]) => block), nameOf);
@@ -300,7 +310,7 @@ export default panel("logs", TEXT.title, (frame) => {
     const inSight = blocks.map(([, block]) => block);
     const found = sumLevels(inSight);
     const isEmpty = hasLines && ![...wanted].some((one) => found[one]);
-    setText(empty, isEmpty ? (TEXT.fits[level.value] ?? TEXT.nothingOf(nameOf(tabs.chosen))) : "");
+    setText(empty, isEmpty ? (TEXT.fits[level.value] ?? (tabs.chosen ? TEXT.nothingOf(nameOf(tabs.chosen)) : TEXT.nothing)) : "");
     search.show();
     following.show(files, inSight, wanted);
   }

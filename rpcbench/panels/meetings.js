@@ -23,13 +23,13 @@ const endsOf = (row, names) => (row.entered ? row.members : [names(row.from), na
 
 function collectiveSentence(row, began, names) {
   const shape = row.shape ? ` of ${row.shape}` : "";
-  const parts = [`${row.op}${shape} in ${row.group} #${row.number} at ${formatSeconds(row.sent - began)}`];
+  const parts = [`${row.op}${shape} in ${row.group} #${row.number} at ${formatSeconds(row.sent - began, true)}`];
   if (row.site) parts.push(`asked by ${row.site}`);
   if (row.end !== null && row.end_known === false) parts.push("its end is not known, as it began while nobody watched");
-  else if (row.end !== null) parts.push(`took ${formatSeconds(row.end - row.begin)}`);
+  else if (row.end !== null) parts.push(`took ${formatSeconds(row.end - row.begin, true)}`);
   if (row.state !== "done") parts.push(row.state);
   if (row.last !== null) parts.push(`${names(row.last)} came last`);
-  for (const { worker, waited } of row.entered) if (waited) parts.push(`${names(worker)} waited ${formatSeconds(waited)}`);
+  for (const { worker, waited } of row.entered) if (waited) parts.push(`${names(worker)} waited ${formatSeconds(waited, true)}`);
   if (row.last === null && row.state === "open") parts.push(`entered: ${row.entered.map(({ worker }) => names(worker)).join(" ")}`);
   if (row.missing.length) parts.push(`missing: ${row.missing.map(names).join(" ")}`);
   parts.push(...(row.elsewhere ?? []));

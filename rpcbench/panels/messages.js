@@ -4,8 +4,8 @@
 // `meetings.js`). The words of a message are made in Python (`telemetry.message_views.describe_message`), as stills and texts use them
 // too.
 // Guarantees
-// - Only rows in sight are drawn. A live panel begins at the end, and stays there when messages are added, unless the user has
-//   scrolled away from it: then the rows in sight stay where they are.
+// - Only rows in sight are drawn. A live panel begins at the end, and stays there when messages are added or its frame changes,
+//   unless the user has scrolled up: then the rows in sight stay where they are.
 // - The list of a live panel stands still while the pointer or the keyboard's focus is on it, and while a row is chosen. A line at
 //   its end says how much has come or changed meanwhile.
 
@@ -15,18 +15,27 @@ const MARGIN = 3; // slots drawn above and below those in sight
 const BEND = 0.6; // of the last gap, in which a long line slopes
 const FAMILIES = LISTS.messages.families; // the name of each family of kinds, see `telemetry/message_views.py`
 const [USUAL, ALL] = ["", "all"]; // choices of the select beside groups; usual: all but notices
+// Long words and their shorter forms, the shortest last. A value between stages is named by the operation that it is for, as in a
+// schedule: 1B0 is the backward of micro-batch 0 in stage 1.
+const SHORTER = [
+  [/^activations of micro-batch (\d+) → stage (\d+)$/, "act $2F$1", "$2F$1"],
+  [/^gradient of micro-batch (\d+) → stage (\d+)$/, "grad $2B$1", "$2B$1"],
+  [/^gradient of tied weight (\d+) → stage (\d+)$/, "tied $1 → $2", "$1→$2"],
+  [/^(?:call|result of|error of) (?:pipeline )?(.+)$/, "$1"], // which of them the colour and the arrow say
+];
 // Pixels of a picture: beside its columns, and the end of the times and the begin of the words there.
 const geometry = (width) =>
   width < NARROW_FRAME
-    ? { side: Math.round(0.43 * width), right: 76, time: 62, words: 68 }
+    ? { side: Math.round((width < TINY_FRAME ? 0.4 : 0.43) * width), right: 76, time: 62, words: 68 }
     : { side: Math.min(330, Math.max(190, Math.round(0.335 * width))), right: RIGHT, time: 66, words: 76 };
 
-const formatSeconds = (seconds) =>
-  seconds >= 1
-    ? `${seconds.toFixed(2)} s`
-    : seconds >= 0.9995e-3
-      ? `${(seconds * 1e3).toFixed(1)} ms`
-      : `${Math.round(seconds * 1e6)} µs`;
+// Returns a time as text. The column of times has no room for 1000 s: from there on its texts are of minutes, and exact ones of
+// hundredths of a second too.
+function formatSeconds(seconds, isExact = false) {
+  if (seconds >= 999.995) return formatMinutes(seconds, isExact);
+  if (seconds >= 1) return `${seconds.toFixed(2)} s`;
+  return seconds >= 0.9995e-3 ? `${(seconds * 1e3).toFixed(1)} ms` : `${Math.round(seconds * 1e6)} µs`;
+}
 
 // ---- pure functions: which messages are shown, and where
 
@@ -87,9 +96,9 @@ function sentence(row, began, names) {
   details.push(row.context && `context ${row.context}`, row.bytes && TEXT.bytes(formatBytes(row.bytes)));
   if (row.tries > 1) details.push(TEXT.sentTimes(row.tries));
   details.push(TEXT.kind(row.kind)); // the name that `%%step --hold` and the lessons use
-  const when = row.sent === null ? "" : ` ${TEXT.at(formatSeconds(row.sent - began))}`;
+  const when = row.sent === null ? "" : ` ${TEXT.at(formatSeconds(row.sent - began, true))}`;
   const hasBoth = row.state === "received" && row.sent !== null;
-  const outcome = hasBoth ? TEXT.later(formatSeconds(Math.max(0, row.received - row.sent))) : TEXT.outcomes[row.state];
+  const outcome = hasBoth ? TEXT.later(formatSeconds(Math.max(0, row.received - row.sent), true)) : TEXT.outcomes[row.state];
   return [`${row.words}, ${names(row.from)} → ${names(row.to)}${when}, ${outcome}`, ...details.filter(Boolean)].join(", ");
 }
 
@@ -140,6 +149,13 @@ function rowNote(row) {
   return row.state === "received" ? (row.tries > 1 ? TEXT.tries(row.tries) : "") : TEXT.states[row.state];
 }
 
+// Returns the words of a row for a room of so many letters; where they are too long a shorter form, so that it is whole if it can.
+function wordsFor(room, words) {
+  const [pattern, ...forms] = SHORTER.find(([pattern]) => pattern.test(words)) ?? [/$/];
+  const all = [words, ...forms.map((form) => words.replace(pattern, form))];
+  return all.find((text) => text.length <= room) ?? shorten(all.at(-1), room);
+}
+
 // Draws the row of one message or collective.
 function messageRow(place, cols, began, names, chosen, at) {
   const { key, row, from } = place;
@@ -157,7 +173,7 @@ function messageRow(place, cols, began, names, chosen, at) {
     tip(sentence(row, began, names)),
     svg("rect", { class: "rb-band", width: cols.width, height: STEP }),
     label(at.time, 16, formatSeconds(place.sent - began), "rb-note rb-end"),
-    label(at.words, 16, shorten(row.words, room), "rb-what"),
+    label(at.words, 16, wordsFor(room, row.words), "rb-what"),
     ...(row.entered ? memberMarks(row, cols) : messageArrow(place, cols)),
     label(cols.end, 16, note || (row.bytes ? formatBytes(row.bytes) : ""), `rb-note rb-end${note ? " rb-more" : ""}`),
   );
@@ -237,14 +253,18 @@ function newsOf(before, now, keep) {
   return { added, changed };
 }
 
-// Counts all messages, shown or not, by state. `began` is the time of the first one.
-function totals(messages) {
+// Counts all messages, shown or not, by state. `began` is the zero of times: when the first one was reported, which may have been
+// dropped since; else the first one here.
+function totals(messages, first) {
   const rows = Object.values(messages);
   const states = {};
   for (const { state } of rows) states[state] = (states[state] ?? 0) + 1;
-  const began = rows.reduce((least, row) => Math.min(least, timeOf(row)), rows.length ? Infinity : 0);
+  const began = rows.reduce((least, row) => Math.min(least, timeOf(row)), first?.at ?? (rows.length ? Infinity : 0));
   return { all: rows.length, states, began, families: [...new Set(rows.map(({ family }) => family))].sort() };
 }
+
+// Returns the lines of the head of times. `first`: when the first message was reported, in seconds since 1970, if that is known.
+const secondsAfter = (first) => (first ? [TEXT.zero, secondsTime(first)] : TEXT.zeroOfFirst);
 
 function headline(frame, view, places, { all, states }) {
   const [underWay, lost, { stats }] = [states["under way"] ?? 0, states.lost ?? 0, TEXT];
@@ -272,7 +292,7 @@ function headline(frame, view, places, { all, states }) {
 }
 
 export default panel("messages", "Messages", (frame) => {
-  const [lifelines, rows] = [svg("g"), svg("g")];
+  const [lifelines, rows, corner] = [svg("g"), svg("g"), svg("g")];
   frame.picture.append(lifelines, rows);
   set(frame.body, { "aria-label": TEXT.pictureTip });
   const late = html("p", { class: "rb-late", hidden: "" });
@@ -283,18 +303,32 @@ export default panel("messages", "Messages", (frame) => {
   const held = { pointer: false, keys: false };
   let [layout, inputs, summary, all, legendOf] = [{ places: [], slots: 0 }, [], null, {}, null];
   const filter = controls(frame, () => view && paint(), () => choose(null));
+  let [follows, top] = [null, 0]; // whether the list stays at its end, null before the first picture; where it was at the last look
   const isHeld = () => frame.isLive && frame.state.kind !== "paused" && (held.pointer || held.keys || chosen !== null);
+
+  // Looks where the user has scrolled to. Only a move up leaves the end: a lower frame or a longer list is none.
+  function look() {
+    const { scrollTop, clientHeight, scrollHeight } = frame.body;
+    const atEnd = scrollTop + clientHeight >= scrollHeight - 4;
+    if (atEnd || scrollTop < top) follows = atEnd;
+    top = scrollTop;
+  }
+
+  function scrollToEnd() {
+    frame.body.scrollTop = frame.body.scrollHeight;
+    top = frame.body.scrollTop;
+  }
 
   // Updates the layout if the messages or the filter have changed. Returns a function that scrolls to where the body should be: to
   // the end, or to where the uppermost row in sight was.
   function updateLayout(names) {
     const current = [view.messages, view.collectives, view.entries, view.workers, filter.text(), filter.group()];
-    if (current.every((part, i) => part === inputs[i])) return () => {};
+    if (current.every((part, i) => part === inputs[i])) return () => follows && !isHeld() && scrollToEnd();
     all = { ...view.messages, ...collectiveRows(view) };
-    summary = totals(all);
+    summary = totals(all, view.zero?.first);
     filter.offer(summary.families);
-    const atEnd = frame.body.scrollTop + frame.body.clientHeight >= frame.body.scrollHeight - 4;
-    const follows = inputs.length ? atEnd : frame.state.kind === "live"; // a live panel begins at the end, a record at its begin
+    if (follows === null) follows = frame.isLive; // a live panel begins at the end, a record at its begin
+    else look();
     const { scrollTop } = frame.body;
     const anchor = layout.places.find(({ from }) => from * STEP >= scrollTop);
     layout = layOut(all, messageFilter(filter.text(), filter.group(), names));
@@ -305,7 +339,7 @@ export default panel("messages", "Messages", (frame) => {
     if (legendOf !== String(drawn)) frame.showLegend(legend(...drawn));
     legendOf = String(drawn);
     frame.tallest = 0; // a filter may leave few rows, so this picture may shrink
-    if (follows) return () => (frame.body.scrollTop = frame.body.scrollHeight);
+    if (follows) return scrollToEnd;
     const place = anchor && layout.places.find(({ key }) => key === anchor.key);
     const by = place ? (place.from - anchor.from) * STEP : 0;
     return () => by && (frame.body.scrollTop = scrollTop + by);
@@ -331,8 +365,12 @@ export default panel("messages", "Messages", (frame) => {
     headline(frame, view, places, summary);
     frame.resize(cols.width, roomFor(slots, 5) * STEP + 6, cols.head);
     scroll();
-    drawHead(frame, cols, () => "");
     const { began } = summary;
+    drawHead(frame, cols, () => "");
+    const zero = places.length ? secondsAfter(view.zero?.first?.since_1970) : [];
+    join(corner, zero.map((text, i) => ({ key: i, parts: [text, at.time, cols.head] })), (i) =>
+      svg("g", {}, tip(TEXT.zeroTip), label(at.time, cols.head - 25 + 16 * i, zero[i], "rb-note rb-end")));
+    if (corner.parentNode !== frame.top) frame.top.append(corner);
     const top = Math.floor(frame.body.scrollTop / STEP) - MARGIN;
     const bottom = top + Math.ceil(frame.body.clientHeight / STEP) + 2 * MARGIN;
     const visible = places.filter(({ from, to }) => from <= bottom && to >= top);
@@ -375,7 +413,7 @@ export default panel("messages", "Messages", (frame) => {
   function goOn() {
     chosen = null;
     view = latest;
-    frame.body.scrollTop = frame.body.scrollHeight;
+    scrollToEnd();
     paint();
   }
 
@@ -387,11 +425,13 @@ export default panel("messages", "Messages", (frame) => {
     const y = next.from * STEP;
     const low = y + 2 * STEP + frame.top.clientHeight - frame.body.clientHeight;
     frame.body.scrollTop = Math.max(low, Math.min(y, frame.body.scrollTop));
+    look();
     choose(next.key);
   }
 
   let pending = 0;
   frame.body.addEventListener("scroll", () => {
+    look();
     pending ||= requestAnimationFrame(() => {
       pending = 0;
       if (view) paint();

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Self
 
 from rpcbench.panels.base import Panel, Source, find_simulated
-from rpcbench.telemetry import collector
+from rpcbench.runtime.current import current_agent
 from rpcbench.telemetry.attached_job import AttachedJob
-from rpcbench.telemetry.collector import RECORD, TracedCollector
+from rpcbench.telemetry.collector import LIVE, RECORD, TracedCollector
 from rpcbench.telemetry.drawing import panel_script, panel_styles
+from rpcbench.telemetry.last_trace import LastTrace
 from rpcbench.telemetry.message_views import messages_view
+from rpcbench.telemetry.profile import Profile
 from rpcbench.telemetry.recording import Still
 from rpcbench.telemetry.simulated_members import message_members
 from rpcbench.telemetry.trace import CollectiveTimeline
@@ -18,7 +20,8 @@ from rpcbench.telemetry.trace import CollectiveTimeline
 class MessagesPanel(Panel):
     """A lifeline per member, an arrow per message, dots per collective; see `telemetry.message_views.messages_view`.
 
-    Members report each message only while such a panel, or a `%%trace`, is open."""
+    Members report each message only while such a panel, or a `%%trace`, is open, and some seconds longer: its page may
+    be loaded again."""
 
     look = staticmethod(messages_view)
     sentence = "Messages between members, live while this notebook's kernel runs. Run the cell to see the panel."
@@ -30,6 +33,8 @@ class MessagesPanel(Panel):
     def find_source(cls, given: object) -> Source:
         if isinstance(given, AttachedJob):
             given = given.collectives()
+        if isinstance(given, Profile):
+            return Still(given.world, RECORD)
         if isinstance(given, CollectiveTimeline) and given.world is not None:
             return Still(given.world, RECORD)
         return find_simulated(given, message_members) or super().find_source(given)
@@ -37,4 +42,8 @@ class MessagesPanel(Panel):
     @classmethod
     def for_current_cluster(cls) -> Self:
         """Make a panel of the current cluster. All its members report their messages as long as it is open."""
-        return cls(TracedCollector(collector.current_collector()))
+        return cls(current_agent().part(LastTrace).source())
+
+    def browsers_left(self) -> None:
+        if isinstance(self._source, TracedCollector) and self._source.phase == LIVE:
+            self._source.agent.part(LastTrace).keep(self._source)

@@ -249,7 +249,7 @@ export default panel("pipeline", "Pipeline", (frame) => {
     const running = steps.at(-1);
     const runs = running !== shown && running.state === "running" && durationOf(running) > 1;
     frame.showStats(
-      [`step ${shown.step}`, about],
+      [`step ${shown.step}`, about, "", WORDS.numberTip],
       [length, `${WORDS.state[shown.state]}${ideal}`, shown.state === "failed" ? "rb-warn" : ""],
       ...(most ? [[formatBytes(most.peak), WORDS.peak(workers[most.worker]?.name ?? `id ${most.worker}`)]] : []),
       ...(runs ? [["", WORDS.runs(running.step), "rb-wait"]] : []),
@@ -303,7 +303,8 @@ export default panel("pipeline", "Pipeline", (frame) => {
     light();
     const kinds = Object.keys(WORDS.kinds).filter((kind) => shown.rows.some(([, op]) => kindOf(op.op) === kind));
     const ideal = at.ghost > 0;
-    const more = { memory: at.memory > 0, ideal, idealEnd: ideal, coloured: state.coloured, lit: state.lit !== null };
+    const hasMemory = at.memory > 0 && shown.lanes.some(({ peak }) => peak !== null); // torch's stages do not say theirs
+    const more = { memory: hasMemory, ideal, idealEnd: ideal, coloured: state.coloured, lit: state.lit !== null };
     const entries = { ...more, waits: true, now: runs, before: Boolean(before) };
     if (legend !== (legend = [...kinds, JSON.stringify(entries)].join())) frame.showLegend(legendOf(kinds, entries));
     const about = `Step ${shown.step}, ${shown.state}: ${plural(shown.ops, "operation")} in ${formatDuration(elapsed)}`;

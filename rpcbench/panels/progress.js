@@ -1,7 +1,9 @@
 // The progress panel: a table with a row for each job, the latest first, and one of cells (`cells.js`).
 // Guarantees
 // - Rows are updated in place, so the focus stays. Times that pass are counted in the page, once a second, by no message.
-// - Where there is no present, as in a record or a still picture, a time ends with the last count that is known.
+// - Where there is no present, as in a record or a still picture, a time ends with the last count that is known. In a late picture
+//   it ends when the picture was true.
+// - Where the cluster or the kernel is gone, no row runs: of one that ran in the last picture it is not known whether it has ended.
 
 const STATES = LISTS.progress.jobs;
 const SHOWN = 5; // jobs that are shown before a click on “more”
@@ -16,7 +18,7 @@ const formatCount = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
 // Returns a rate as text, with three digits or more.
 const formatRate = (rate) => (rate >= 100 ? formatCount(Math.round(rate)) : String(+rate.toPrecision(3)));
 
-const waitingOf = ({ total, ended, running }) => (total === null ? 0 : Math.max(0, total - ended - running));
+const waitingOf = ({ total, ended, running, cancelled }) => (total === null ? 0 : Math.max(0, total - ended - running - cancelled));
 
 // Whether a map waits until its results are taken: nothing runs, and nothing has begun or ended for a second.
 const isHeldBack = ({ kind, state, running, ended, counted }, now) =>
@@ -31,12 +33,12 @@ function secondsLeft(job, now) {
 // Returns how long a job has run. `now`: seconds since 1970, null where there is no present.
 function secondsPassed(job, now) {
   if (job.lasted !== null) return job.lasted;
-  return job.began === null ? null : Math.max(0, (now ?? job.counted) - job.began);
+  return job.state === UNTOLD || job.began === null ? null : Math.max(0, (now ?? job.counted) - job.began);
 }
 
 // Returns the parts of a bar, [kind, begin, length] each, as shares of its length. A job without a total has one of unknown length.
 function barParts({ total, done, failed, running, state }) {
-  const all = total ?? (state === "runs" ? 0 : done + failed);
+  const all = total ?? (["runs", UNTOLD].includes(state) ? 0 : done + failed);
   if (!all) return [];
   let begin = 0;
   const parts = [["done", done], ["failed", failed], ["running", running]].map(([kind, count]) => {
@@ -49,13 +51,15 @@ function barParts({ total, done, failed, running, state }) {
 
 // Returns the counts of a job in words.
 function countWords(job) {
-  const { ended, total, unit, running, failed, state } = job;
+  const { done, total, unit, running, failed, cancelled, state } = job;
   const waiting = waitingOf(job);
-  const rest = waiting && (state === "runs" ? TEXT.waiting(formatCount(waiting)) : TEXT.undone(formatCount(waiting)));
-  const words = [TEXT.counts(formatCount(ended), total === null ? null : formatCount(total), unit)];
-  if (failed) words.push(TEXT.failed(failed));
-  if (running) words.push(TEXT.running(running));
-  return [...words, ...(rest ? [rest] : [])].join(", ");
+  const words = { runs: TEXT.waiting, [UNTOLD]: TEXT.unknown }[state] ?? TEXT.unbegunItems;
+  const rest = waiting && words(formatCount(waiting));
+  const parts = [TEXT.counts(formatCount(done), total === null ? null : formatCount(total), unit)];
+  if (failed) parts.push(TEXT.failed(failed));
+  if (running) parts.push(TEXT.running(running));
+  if (cancelled) parts.push(TEXT.cancelled(cancelled));
+  return [...parts, ...(rest ? [rest] : [])].join(", ");
 }
 
 // ---- rows
@@ -86,7 +90,7 @@ class JobRow {
     const marks = parts.map(([kind, begin, length]) => barMark(kind, begin * WIDE, length * WIDE));
     this.bar.replaceChildren(barMark(parts.length || job.state !== "runs" ? "waiting" : "unknown", 0, WIDE), ...marks);
     setText(this.counts, countWords(job));
-    setText(this.state, STATES[job.state] ?? job.state);
+    setText(this.state, job.how ?? STATES[job.state] ?? job.state);
     set(this.note, { class: `rb-note${job.error ? " rb-bad" : ""}`, title: job.error || null });
     this.tick(now);
   }
@@ -101,13 +105,20 @@ class JobRow {
   }
 }
 
-// Shows the figures above the tables.
-function headline(frame, jobs, cells, workers) {
+// Shows the figures above the tables, and tells them to screen readers. A narrow head has room for the first one only, so that is
+// one that is not 0.
+function headline(frame, jobs, cells, workers, isNarrow) {
   const count = (rows, state) => rows.filter((row) => row.state === state).length;
   const [running, failed, busy] = [count(jobs, "runs"), count(jobs, "failed"), count(cells, "runs")];
   const more = failed ? [[failed, TEXT.stats.failed(failed), "rb-warn"]] : [];
-  frame.showStats([running, TEXT.stats.jobs(running)], [busy, TEXT.stats.cells(busy)], ...more, ...leftOutStats(workers));
-  frame.describe(TEXT.describe(plural(running, "job"), plural(busy, "cell")));
+  const [jobsUntold, cellsUntold] = [count(jobs, UNTOLD), count(cells, UNTOLD)];
+  const untold = [[plural(jobsUntold, "job"), jobsUntold], [plural(cellsUntold, "cell"), cellsUntold]].filter(([, size]) => size);
+  const words = untold.map(([words]) => words).join(" and ");
+  const now = words ? [[words, TEXT.untold]] : [[running, TEXT.stats.jobs(running)], [busy, TEXT.stats.cells(busy)]];
+  const stats = [...now, ...more, ...leftOutStats(workers)];
+  if (isNarrow) stats.sort(([a], [b]) => Number(b !== 0) - Number(a !== 0));
+  frame.showStats(...stats);
+  frame.describe(words ? `${words} ${TEXT.untold}.` : TEXT.describe(plural(running, "job"), plural(busy, "cell")));
 }
 
 const legendMark = (kind) => svg("rect", { class: `rb-part rb-${kind}`, x: -8, y: -5, width: 16, height: 10 });
@@ -133,7 +144,7 @@ class JobTable {
       this.rows.get(key).show(jobs[key], now);
     }
     // Those that run are always in sight.
-    const shown = keys.filter((key, i) => this.isOpen || window.isStill || i < SHOWN || jobs[key].state === "runs");
+    const shown = keys.filter((key, i) => this.isOpen || window.isStill || i < SHOWN || ["runs", UNTOLD].includes(jobs[key].state));
     setChildren(this.list, shown.map((key) => this.rows.get(key).node));
     this.node.hidden = !keys.length;
     this.more.hidden = keys.length <= SHOWN;
@@ -150,7 +161,6 @@ class JobTable {
 }
 
 export default panel("progress", "Progress", (frame) => {
-  let now = null;
   const status = html("p", { class: "rb-hidden", role: "status" });
   const reveal = (row) => {
     const text = row.number === null ? TEXT.noCell : TEXT.gone(row.number);
@@ -161,20 +171,20 @@ export default panel("progress", "Progress", (frame) => {
   frame.body.before(status);
   frame.top.remove();
   frame.picture.replaceWith(...tables.map(({ node }) => node));
-  const isTicking = () => frame.state.kind === "live"; // a late picture may be of something that has ended
-  // Returns the time of the picture: seconds since 1970, null where none is known.
-  const present = () => (now = isTicking() ? Date.now() / 1000 : frame.state.kind === "record" ? null : now);
+  const isOver = () => ["stopped", "restarted", "gone", "cut", "failed"].includes(frame.state.kind);
+  const told = (rows) => (isOver() ? Object.fromEntries(Object.entries(rows).map(([key, row]) => [key, lastKnown(row)])) : rows);
   const clock = setInterval(() => {
-    if (isTicking()) for (const table of tables) table.tick(present());
+    if (frame.state.kind === "live") for (const table of tables) table.tick(frame.present);
   }, 1000);
   frame.cleanups.push(() => clearInterval(clock));
 
-  return ({ workers, jobs, cells }, width) => {
-    headline(frame, Object.values(jobs), Object.values(cells), workers);
+  return ({ workers, ...view }, width) => {
+    const [jobs, cells] = [told(view.jobs), told(view.cells)];
+    headline(frame, Object.values(jobs), Object.values(cells), workers, width < NARROW);
     const isEmpty = !Object.keys(jobs).length && !Object.keys(cells).length;
     frame.showHint(!isEmpty ? null : Object.keys(workers).length ? TEXT.hint : STRINGS.workers.hint);
     frame.root.classList.toggle("rb-narrow", width < NARROW);
-    present();
+    const now = frame.present;
     tables[0].show(jobs, now);
     tables[1].show(cells, now);
   };

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import json
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import ipywidgets
 
 from rpcbench.panels.base import HIDE_ERROR, Panel
 from rpcbench.telemetry.drawing import package_text
-from rpcbench.telemetry.recording import Player, Record, load_record
-from rpcbench.telemetry.summary import summarize_view
+from rpcbench.telemetry.job_files import RECORD, Files, identify_files, make_record
+from rpcbench.telemetry.recording import Player, Record
+from rpcbench.telemetry.summary import LINES
 from rpcbench.telemetry.svg import Snapshot
 from rpcbench.telemetry.views import View, diff_views
 
@@ -117,7 +117,7 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         self._which = ipywidgets.Dropdown(options=list(kinds), value=panel, description="panel")
         self._said = ipywidgets.Label()
         self.panel = kinds[panel](self.player)
-        controls = ipywidgets.HBox([self._play, self._slider, self._back, self._on, self._which])
+        controls = _wrap_controls(self._play, self._slider, self._back, self._on, self._which)
         self._above = (controls, self._said)
         super().__init__([*self._above, self.panel])
         self._slider.observe(lambda change: self.go(change["new"]), "value")
@@ -156,8 +156,16 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
             self.panel.close()
         super().close()
 
+    def text(self, lines: int | None = LINES) -> str:
+        """Return the frame that is shown as text, as `Panel.text` does."""
+        return self.panel.text(lines)
+
+    def json(self) -> dict[str, Any]:
+        """Return the frame that is shown as a dict of plain values, as `Panel.json` does."""
+        return self.panel.json()
+
     def __str__(self) -> str:
-        return summarize_view(type(self.panel).look(self.player.world()))
+        return self.text()
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -170,21 +178,32 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
         return {**super()._repr_mimebundle_(**keys), "text/plain": _SENTENCE}
 
 
-def replay(path: str | Path, panel: str = "rrefs") -> Replay:
+def _wrap_controls(*controls: ipywidgets.Widget) -> ipywidgets.HBox:
+    """Return the controls in a row, or in several where there is no room: none is narrower than its content."""
+    for control in controls:
+        control.layout.flex, control.layout.max_width = "none", "100%"
+    return ipywidgets.HBox(controls, layout={"flex_flow": "row wrap"})
+
+
+def replay(files: Files, panel: str | None = None) -> Replay:
     """Play a record of `%record` or `rpcbench.record`, without workers. It opens at its end.
 
+    Traces of torch.profiler, and dumps of torch's flight recorder, play the collectives of their job.
+
     Args:
-        path: the file of the record.
-        panel: the panel to begin with, as in `rpcbench.panel`.
+        files: the file of the record; or the traces or dumps of all ranks: a pattern, a folder, or several files.
+        panel: the panel to begin with, as in `rpcbench.panel`; by default "rrefs", and "messages" for a job.
 
     Returns:
         A widget to display.
 
     Raises:
-        ValueError: if the file is not a record, or there is no such panel.
+        FileNotFoundError: if there is no such file.
+        ValueError: if a file is damaged or of another kind, or there is no such panel.
     """
     from rpcbench.panels import PANELS
 
-    if panel not in PANELS:
+    if panel is not None and panel not in PANELS:
         raise ValueError(f"no panel is called {panel!r}: there are {', '.join(PANELS)}")
-    return Replay(load_record(path), PANELS, panel)
+    is_record = identify_files(files) == RECORD
+    return Replay(make_record(files), PANELS, panel or ("rrefs" if is_record else "messages"))

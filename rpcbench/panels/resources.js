@@ -8,8 +8,6 @@
 const TEXT = STRINGS.resources;
 const CHARTS = LISTS.resources; // see `telemetry/resource_views.py`
 const MINUTES = [1, 5, 15];
-const PLOT = { left: 76, right: 14, head: 26, tall: 84, low: 30, narrow: 330, tick: 64 }; // pixels; `narrow`: the least width of a chart
-const SHADES = 8; // colours; the next members have the same ones, and other dashes
 const MANY = 12; // members: areas of more have no edges
 const NEAR = 4; // times the sum: a limit that is farther away is not in the chart
 const EMPTY = 90; // pixels of a panel without samples
@@ -98,151 +96,70 @@ function marksOf(rows, members, workers) {
   return [...began, ...lost];
 }
 
-const secondsTime = (seconds) => `${clockTime(seconds)}:${String(new Date(1000 * seconds).getSeconds()).padStart(2, "0")}`;
-
-// Returns how many charts stand side by side: three do not leave one alone.
-function chartColumns(count, width) {
-  const columns = Math.max(1, Math.min(3, count, Math.floor(width / PLOT.narrow)));
-  return count === 3 && columns === 2 ? 1 : columns;
-}
 
 // ---- marks
 
-const shadeOf = (index) => `rb-shade-${index % SHADES} rb-dash-${Math.min(2, Math.floor(index / SHADES))}`;
 const MARKS = { began: "M-5 9L0 1L5 9Z", lost: "M-4 1L4 9M4 1L-4 9" };
 
 // Draws one chart. `place` has its left edge, width and top.
 function chartNode({ key, short, kind }, { rows, members, workers, minutes, isStack, end }, place) {
   const format = FORMATS[kind];
   const { top, limit } = topOf(rows, key, kind, isStack);
-  const [begin, stop, high, low] = [place.x + PLOT.left, place.x + place.wide - PLOT.right, place.y + PLOT.head, place.y + PLOT.head + PLOT.tall];
+  const { begin, stop, high, low } = edgesOf(place);
   const x = (at) => stop - ((stop - begin) * (end - at)) / (60 * minutes);
   const y = (value) => low - (PLOT.tall * Math.min(value, top)) / top;
   const name = (member) => workers[member]?.name ?? `id ${member}`;
   const paths = pathsOf(rows, key, members, isStack, x, y).map((d, index) =>
-    d && svg("path", { class: `rb-member ${shadeOf(index)}`, d, "data-member": members[index] }, tip(name(members[index])))).filter(Boolean);
+    d && svg("path", { class: `rb-member ${shadeOf(members[index])}`, d, "data-member": members[index] }, tip(name(members[index])))).filter(Boolean);
   const last = rows.at(-1);
   const whole = last.limits[key] ? ` ${TEXT.of(format(last.limits[key]))}` : "";
   const most = TEXT.most(format(Math.max(...rows.map((row) => sumOf(row, key)))));
   const now = `${isStack ? "" : `${TEXT.all} `}${format(sumOf(last, key))}${whole}`;
   const sparse = (stop - begin) / (TICKS[minutes].length + 1) < PLOT.tick ? 2 : 1;
-  const told = LETTER * (short.length + now.length + most.length + 4) < stop - begin ? `${now}, ${most}` : now;
+  const fits = (text) => LETTER * (short.length + text.length + 2) < stop - begin;
+  const told = [`${now}, ${most}`, now].find(fits) ?? format(sumOf(last, key));
   const ticks = TICKS[minutes].filter((_, i) => sparse === 1 || i % 2 === 1).map((ago) => [x(end - ago), TEXT.ago(ago), "rb-center"]);
   return svg("g", { class: `rb-chart rb-of-${key} ${isStack ? "rb-is-stack" : "rb-is-lines"}${members.length > MANY ? " rb-many" : ""}`, "data-chart": key },
-    label(begin, high - 8, short, "rb-name"), label(stop, high - 8, told, "rb-note rb-end"),
-    svg("rect", { class: "rb-ground", x: begin, y: high, width: Math.max(0, stop - begin), height: PLOT.tall }),
-    label(begin - 6, high + 11, format(top), "rb-note rb-end"), label(begin - 6, low, format(0), "rb-note rb-end"),
-    ...ticks.map(([at]) => svg("line", { class: "rb-rule", x1: at, x2: at, y1: high, y2: low })),
+    ...groundMarks(place, short, told, [format(0), format(top)], ticks.map(([at]) => at)),
     ...(isStack ? paths.reverse() : paths),
     ...(limit === null ? [] : [svg("line", { class: "rb-limit", x1: begin, x2: stop, y1: y(limit), y2: y(limit) })]),
     svg("line", { class: "rb-floor", x1: begin, x2: stop, y1: low, y2: low }),
     ...marksOf(rows, members, workers).map(({ at, member, kind: what }) =>
-      svg("g", { class: `rb-${what} ${shadeOf(members.indexOf(member))}`, transform: `translate(${x(at).toFixed(1)} ${low})` },
+      svg("g", { class: `rb-${what} ${shadeOf(member)}`, transform: `translate(${x(at).toFixed(1)} ${low})` },
         tip(TEXT[what](name(member), secondsTime(at))), svg("path", { d: MARKS[what] }))),
     ...[...ticks, [stop, TEXT.now, "rb-end"]].map(([at, text, side]) => label(at, low + 22, text, `rb-note ${side}`)));
 }
-
-// Returns a row of the table: the member with its colour, and its figures.
-const rowNode = (member, name, kind, figures) =>
-  html("tr", { "data-member": member }, html("th", { scope: "row", title: name }, html("i", { class: `rb-swatch ${kind}` }), html("span", { class: "rb-words" }, name)),
-    ...figures.map((text) => html("td", {}, text)));
 
 export default panel("resources", TEXT.title, (frame) => {
   const choose = (about, options) => html("select", { "aria-label": about }, ...options.map(([value, text]) => html("option", { value }, text)));
   const mode = choose(TEXT.mode, Object.entries(TEXT.modes));
   const span = choose(TEXT.span, MINUTES.map((count) => [count, TEXT.minutes(count)]));
   const charts = svg("g");
-  const cursor = svg("g", { class: "rb-cursor" });
-  const [heads, list] = [html("tr"), html("tbody")];
-  const table = html("table", { class: "rb-dense", "aria-label": TEXT.title }, html("thead", {}, heads), list);
-  const below = html("div", { class: "rb-below" }, table);
-  const said = html("p", { class: "rb-hidden", role: "status" });
-  let [at, isKept, shown, places] = [null, false, null, []]; // `at`: the time of the table; null: the latest
-  let lit = null; // the member whose row is under the pointer
+  let shown = null;
+  const cursor = new ChartCursor(frame, () => {
+    const row = sampleAt(shown.rows, cursor.at);
+    return [timeWords(row), ...sumWords(row)].join(", ");
+  });
+  const table = new ChartTable(frame, TEXT.title, charts);
   frame.head.append(html("span", { class: "rb-tools" }, mode, span));
   frame.fold(mode);
-  frame.picture.append(charts, cursor);
-  frame.root.insertBefore(below, frame.legend);
-  frame.root.insertBefore(said, frame.legend);
+  frame.picture.append(charts, cursor.node);
   set(frame.body, { "aria-label": TEXT.pictureTip });
   for (const node of [mode, span]) node.addEventListener("change", () => frame.redraw());
 
-  function light() {
-    for (const chart of charts.children) {
-      const paths = [...chart.querySelectorAll(".rb-member")];
-      for (const path of paths) path.classList.toggle("rb-lit", path.dataset.member === lit);
-      chart.classList.toggle("rb-some", paths.some((path) => path.dataset.member === lit));
-    }
-  }
-  list.addEventListener("pointerover", ({ target }) => {
-    lit = target.closest("tr")?.dataset.member ?? null;
-    light();
-  });
-  list.addEventListener("pointerleave", () => {
-    lit = null;
-    light();
-  });
-
-  // Returns the time under the pointer, or null.
-  function timeUnder({ clientX, clientY }) {
-    const { left, top } = frame.picture.getBoundingClientRect();
-    const [x, y] = [clientX - left, clientY - top];
-    const place = places.find((one) => x >= one.x && x < one.x + one.wide && y >= one.y && y < one.y + one.tall);
-    if (!place || !shown) return null;
-    const [begin, stop] = [place.x + PLOT.left, place.x + place.wide - PLOT.right];
-    return x < begin - 8 || x > stop + 8 ? null : shown.end - ((stop - x) / (stop - begin)) * 60 * shown.minutes;
-  }
-  const moveTo = (time, keep) => {
-    [at, isKept] = [time === null ? null : (sampleAt(shown.rows, time)?.at ?? null), keep];
-    frame.redraw();
-  };
-  frame.picture.addEventListener("pointermove", (event) => {
-    if (shown && !isKept) moveTo(timeUnder(event), false);
-  });
-  frame.picture.addEventListener("pointerleave", () => {
-    if (shown && !isKept) moveTo(null, false);
-  });
-  frame.picture.addEventListener("click", (event) => {
-    const time = shown ? timeUnder(event) : null;
-    if (time !== null) moveTo(time, !isKept || sampleAt(shown.rows, time).at !== at);
-  });
-  frame.body.addEventListener("keydown", (event) => {
-    const { key } = event;
-    if (!shown || !["ArrowLeft", "ArrowRight", "Home", "End", "Escape"].includes(key)) return;
-    if (key === "Escape" && at === null) return; // then it is the notebook's
-    event.preventDefault();
-    event.stopPropagation();
-    const { rows } = shown;
-    const index = rows.indexOf(sampleAt(rows, at));
-    const next = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: rows.length - 1 }[key];
-    if (key === "Escape") moveTo(null, false);
-    else moveTo(rows[Math.max(0, Math.min(rows.length - 1, next))].at, true);
-    const row = sampleAt(rows, at);
-    setText(said, [timeWords(row), ...sumWords(row)].join(", "));
-  });
-
-  const timeWords = (row) => (at === null ? TEXT.latest(secondsTime(row.at)) : TEXT.at(secondsTime(row.at), shown.end - row.at, row.step));
+  const timeWords = (row) => (cursor.at === null ? TEXT.latest(secondsTime(row.at)) : TEXT.at(secondsTime(row.at), shown.end - row.at, row.step));
   const chartsOf = (rows) => CHARTS.filter(({ key }) => rows.some((row) => row.of[key]));
   const sumWords = (row) => chartsOf([row]).map(({ key, title, kind }) => `${title} ${FORMATS[kind](sumOf(row, key))}`);
 
   function showTable(drawn, members, names) {
-    const row = sampleAt(shown.rows, at);
-    const titles = [timeWords(row), ...drawn.map(({ short }) => short)];
-    join(heads, titles.map((text, key) => ({ key, parts: [text], text })), (key, { text }) => html("th", { scope: "col", class: key ? null : "rb-time" }, text));
+    const row = sampleAt(shown.rows, cursor.at);
     const figure = (value, kind) => (value === null ? "–" : FORMATS[kind](value));
     const each = members.map((member, index) => {
       const figures = drawn.map(({ key, kind }) => figure(valueOf(row, key, member), kind));
-      return { key: member, parts: [names(member), shadeOf(index), ...figures], name: names(member), kind: shadeOf(index), figures };
+      return { key: member, name: names(member), kind: shadeOf(member), figures };
     });
     const sums = drawn.map(({ key, kind }) => figure(row.of[key] ? sumOf(row, key) : null, kind));
-    const all = { key: "all", parts: sums, name: TEXT.all, kind: "rb-none", figures: sums };
-    join(list, [all, ...each], (key, { name, kind, figures }) => rowNode(key, name, kind, figures));
-    const lines = at === null ? [] : places.map(({ x, y, wide }) => {
-      const right = x + wide - PLOT.right;
-      const place = right - ((wide - PLOT.left - PLOT.right) * (shown.end - row.at)) / (60 * shown.minutes);
-      return svg("line", { x1: place, x2: place, y1: y + PLOT.head, y2: y + PLOT.head + PLOT.tall });
-    });
-    cursor.replaceChildren(...lines);
+    table.show([timeWords(row), ...drawn.map(({ short }) => short)], [{ key: "all", name: TEXT.all, kind: "rb-none", figures: sums }, ...each]);
   }
 
   return ({ workers, samples }, width) => {
@@ -251,13 +168,11 @@ export default panel("resources", TEXT.title, (frame) => {
     frame.showStats([count("up"), TEXT.stats.ready], ...(count("lost") ? [[count("lost"), TEXT.stats.lost, "rb-warn"]] : []), ...leftOutStats(workers));
     const hasAny = Object.keys(samples).length > 0;
     frame.showHint(hasAny ? null : all.length ? TEXT.wait : STRINGS.workers.hint);
-    below.hidden = !hasAny;
-    set(below, { style: hasAny ? null : "display:none" });
+    table.toggle(hasAny);
     for (const node of [mode, span]) node.hidden = !hasAny;
     if (!hasAny) {
-      shown = null;
       join(charts, [], null);
-      cursor.replaceChildren();
+      cursor.follow([], [0, 1], []);
       frame.describe(TEXT.wait[0]);
       return frame.resize(width, roomFor(0, EMPTY), 0, true);
     }
@@ -269,17 +184,14 @@ export default panel("resources", TEXT.title, (frame) => {
     const members = [...known].sort(natural);
     const names = (member) => workers[member]?.name ?? `id ${member}`;
     shown = { rows, minutes, end: rows.at(-1).at };
-    if (at !== null && at < rows[0].at) [at, isKept] = [null, false];
-    const columns = chartColumns(drawn.length, width);
-    const [wide, tall] = [Math.floor(width / columns), PLOT.head + PLOT.tall + PLOT.low];
-    places = drawn.map((_, i) => ({ x: (i % columns) * wide, y: Math.floor(i / columns) * tall, wide, tall }));
+    const { places, height } = placeCharts(drawn.length, width);
+    cursor.follow(rows.map(({ at }) => at), [shown.end - 60 * minutes, shown.end], places);
     const about = { rows, members, workers, minutes, isStack, end: shown.end };
     const states = members.map((member) => `${names(member)} ${workers[member]?.state}`).join();
-    const parts = [rows.at(-1), rows[0], rows.length, states, minutes, isStack, width, columns];
+    const parts = [rows.at(-1), rows[0], rows.length, states, minutes, isStack, width];
     join(charts, drawn.map((chart, i) => ({ key: chart.key, parts, chart, place: places[i] })), (_, { chart, place }) => chartNode(chart, about, place));
-    frame.resize(width, tall * Math.ceil(drawn.length / columns), 0, true);
+    frame.resize(width, height, 0, true);
     frame.describe(TEXT.describe(TEXT.minutes(minutes), sumWords(rows.at(-1))));
     showTable(drawn, members, names);
-    light();
   };
 });

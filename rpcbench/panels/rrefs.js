@@ -90,8 +90,9 @@ function description(rref, forks, names) {
   return [what, ...users, ...size, ...cell].join("\n");
 }
 
-function age(made) {
-  const seconds = Math.max(0, Date.now() / 1000 - made);
+// Returns an age as text; `now`: seconds since 1970.
+function age(made, now) {
+  const seconds = Math.max(0, now - made);
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
   return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} days`;
@@ -99,10 +100,10 @@ function age(made) {
 
 // Draws the second line of a row: size, age, and the cell that created the RRef, to which a click scrolls. The panel updates the
 // age every second.
-function details(rref, names, showCell) {
+function details(rref, now, names, showCell) {
   const parts = [];
   if (rref.size !== null) parts.push(svg("tspan", {}, formatBytes(rref.size)));
-  if (rref.made !== null) parts.push(svg("tspan", { class: "rb-age", "data-made": rref.made }, age(rref.made)));
+  if (rref.made !== null && now !== null) parts.push(svg("tspan", { class: "rb-age", "data-made": rref.made }, age(rref.made, now)));
   if (rref.number !== null) {
     const cell = svg("tspan", { class: "rb-cell", role: "link", tabindex: 0 }, `cell [${rref.number}]`);
     set(cell, { "aria-label": `show cell ${rref.number}, which made RRef ${rref.rref} on ${names(rref.by)}` });
@@ -116,7 +117,7 @@ function details(rref, names, showCell) {
   return line;
 }
 
-function row(rref, forks, { slot, isInside, colour }, cols, names, showCell) {
+function row(rref, forks, { slot, isInside, colour, now }, cols, names, showCell) {
   const left = isInside ? 30 : 12;
   const room = Math.floor((SIDE + cols.step / 2 - left - 98) / 7.2); // characters, up to the first column's marks
   const text = description(rref, forks, names);
@@ -130,7 +131,7 @@ function row(rref, forks, { slot, isInside, colour }, cols, names, showCell) {
     svg("g", { transform: `translate(${left - 12} 0)` },
       label(12, 16, shorten(rref.rref, 9), "rb-code"),
       label(88, 16, shorten(rref.type || TEXT.unknown, room), rref.type ? "rb-kind" : "rb-note"),
-      details(rref, names, showCell)),
+      details(rref, now, names, showCell)),
     confirmedLine(rref, forks, cols),
     ...transitArrows(rref, forks, cols),
     ...marks(rref, forks, cols),
@@ -393,8 +394,9 @@ export default panel("rrefs", "RRefs", (frame) => {
   frame.fold(controls.node);
   frame.body.addEventListener("scroll", schedule);
   const clock = setInterval(() => {
-    if (!frame.isLive) return; // the last picture keeps its ages
-    for (const one of rows.querySelectorAll(".rb-age")) setText(one, age(Number(one.dataset.made)));
+    if (frame.state.kind !== "live") return; // another picture keeps its ages
+    const now = frame.present;
+    for (const one of rows.querySelectorAll(".rb-age")) setText(one, age(Number(one.dataset.made), now));
   }, 1000);
   frame.cleanups.push(() => clearInterval(clock), () => cancelAnimationFrame(pending));
 
@@ -417,10 +419,10 @@ export default panel("rrefs", "RRefs", (frame) => {
     const active = document.activeElement;
     const focused = rows.contains(active) ? active.closest("[data-group]")?.dataset.group : null;
     const redrawn = [];
-    const isRecord = frame.state.kind === "record"; // which has no present, from which ages could count
+    const now = frame.present;
     join(rows, items, (key, line) => {
       const node = line.rref
-        ? row(isRecord ? { ...view.rrefs[key], made: null } : view.rrefs[key], byRref.get(key), line, cols, names, showCell)
+        ? row(view.rrefs[key], byRref.get(key), { ...line, now }, cols, names, showCell)
         : groupRow({ ...line, key }, cols, names, toggle);
       if (known.has(key)) redrawn.push(node);
       return node;

@@ -13,15 +13,18 @@ const WIDE_ROOM = 200; // one that has bytes beside the shapes
 const NAMES = 280; // of the first column
 const { parts: PART_NAMES, ways: WAYS } = LISTS.shards; // see `telemetry/shard_views.py`
 const PARTS = Object.keys(PART_NAMES);
+const LEAST_SEAT = 76; // width of a rank of a mesh that has its name
 const MESH = { wide: 92, tall: 22, gap: 14, left: 64, top: 18, small: 30, many: 16 };
 
 const sumOf = (row) => PARTS.reduce((sum, part) => sum + row[part], 0);
 const percentOf = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
 const byRank = (a, b) => (a.rank ?? a.worker) - (b.rank ?? b.worker) || a.worker - b.worker;
 
-function meshPicture(mesh, nameOf) {
+// `isUp`: whether the worker with an id is there.
+function meshPicture(mesh, nameOf, isUp, room) {
   const { cells, down, across, grids } = meshCells(mesh);
-  const [wide, tall] = [mesh.ranks.length > MESH.many ? MESH.small : MESH.wide, MESH.tall];
+  const seat = Math.min(MESH.wide, Math.floor((room / grids - MESH.gap - MESH.left / grids) / across));
+  const [wide, tall] = [mesh.ranks.length > MESH.many || seat < LEAST_SEAT ? MESH.small : seat, MESH.tall];
   const [last, before] = [mesh.names.at(-1), mesh.names.at(-2)];
   const width = MESH.left + grids * (across * wide + MESH.gap);
   const height = MESH.top + down * tall;
@@ -31,8 +34,8 @@ function meshPicture(mesh, nameOf) {
   const boxes = cells.map(({ rank, worker, column, row, grid }) => {
     const [x, y] = [MESH.left + grid * (across * wide + MESH.gap) + column * wide, MESH.top + row * tall];
     const name = worker === null ? "?" : nameOf(worker);
-    const text = wide === MESH.small ? rank : shorten(`${rank} ${name}`, 12);
-    const kind = `rb-seat${worker === null ? " rb-empty" : ""}`;
+    const text = wide === MESH.small ? rank : shorten(`${rank} ${name}`, Math.floor((wide - 4) / LETTER));
+    const kind = `rb-seat${worker === null || !isUp(worker) ? " rb-empty" : ""}`;
     return svg("g", { class: kind, "data-rank": rank }, tip(TEXT.seat(rank, name)),
       svg("rect", { x, y, width: wide - 3, height: tall - 3, rx: 3 }),
       label(x + wide / 2 - 1, y + tall - 7, text, "rb-center"));
@@ -109,7 +112,8 @@ function headOf(rank, model, name) {
   return html("th", { scope: "col", title: words, ...data },
     html("span", { class: "rb-name" }, name, gathered), html("span", { class: "rb-note" }, where.join(" · ")),
     barOf(rank, all),
-    html("span", { class: "rb-note" }, TEXT.share(formatBytes(own), percentOf(own, all), formatBytes(all))),
+    html("span", { class: "rb-note rb-share" }, TEXT.share(formatBytes(own), percentOf(own, all), formatBytes(all))),
+    html("span", { class: "rb-note rb-percent" }, percentOf(own, all)),
     html("span", { class: "rb-hidden" }, words));
 }
 
@@ -213,8 +217,9 @@ export default panel("shards", TEXT.title, (frame) => {
     for (const node of [table, tools]) node.hidden = !model;
     if (model) headline(frame, view, model, all.map(([, param]) => param), ranks);
     else frame.showStats(...leftOutStats(workers)), frame.describe(TEXT.none);
-    const drawn = of("meshes").map(([key, mesh]) => ({ key, parts: [JSON.stringify(mesh), mesh.workers.map(names).join()], mesh }));
-    join(meshes, drawn, (_, { mesh }) => meshPicture(mesh, names));
+    const isUp = (id) => workers[id]?.state === "up";
+    const drawn = of("meshes").map(([key, mesh]) => ({ key, parts: [JSON.stringify(mesh), mesh.workers.map((id) => [names(id), isUp(id)]).join(), width], mesh }));
+    join(meshes, drawn, (_, { mesh }) => meshPicture(mesh, names, isUp, width - 24));
     frame.showRemarks(Object.values(view.remarks).filter((row) => !row.model || row.model === model?.model));
     showHeads(ranks, model, names, (width - NAMES) / Math.max(1, ranks.length));
     showRows(view, params, ranks, names);

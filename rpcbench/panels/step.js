@@ -82,7 +82,7 @@ const build = panel("step", "Held messages", (frame) => {
   });
 
   return ({ stepper, held }) => {
-    const { on, delivered, dropped, order } = stepper[0];
+    const { on, delivered, dropped, passed, order } = stepper[0];
     const rows = order.map((n) => held[n]).filter(Boolean);
     const before = nodes();
     const focused = list.contains(document.activeElement) ? document.activeElement : null;
@@ -96,7 +96,8 @@ const build = panel("step", "Held messages", (frame) => {
     } else choose(now.find((node) => node.dataset.n === current) ?? now[0], false);
     for (const one of buttons) one.disabled = !on;
     buttons[0].disabled = !rows.length;
-    frame.showStats([rows.length, "held", rows.length ? "rb-wait" : ""], [delivered, "delivered"], [dropped, "dropped"]);
+    const clock = [`${passed} s`, "advanced", "", STRINGS.step.clock];
+    frame.showStats([rows.length, "held", rows.length ? "rb-wait" : ""], [delivered, "delivered"], [dropped, "dropped"], clock);
     const idle = on ? "No messages are held now. New messages stop here." : "Messages are no longer held.";
     frame.hint.textContent = rows.length ? "" : idle;
     frame.root.classList.toggle("rb-off", !on);

@@ -23,6 +23,7 @@ class Steps(Protocol):
 
     delivered: int
     dropped: int
+    passed: float
 
     @property
     def is_on(self) -> bool: ...
@@ -53,14 +54,15 @@ class _StepperSource:
 
     def world(self) -> World:
         stepper, held = self._stepper, self._stepper.held
-        state = {"on": stepper.is_on, "delivered": stepper.delivered, "dropped": stepper.dropped}
+        counts = {"delivered": stepper.delivered, "dropped": stepper.dropped, "passed": round(stepper.passed, 3)}
+        state = {"on": stepper.is_on, **counts}
         return {0: {**state, "order": [row.n for row in held]}, **{row.n: row._asdict() for row in held}}
 
 
 def step_view(world: World) -> View:
     """Return the view of held messages: the sections stepper (one row) and held."""
     # A row of held has n, sender, to, kind, `words` that describe the message, and `about`: its kind and ids as text.
-    none = {"on": True, "delivered": 0, "dropped": 0, "order": []}
+    none = {"on": True, "delivered": 0, "dropped": 0, "passed": 0.0, "order": []}
     return {"stepper": {"0": world.get(0, none)}, "held": {str(n): _make_row(one) for n, one in world.items() if n}}
 
 
@@ -108,6 +110,3 @@ class StepPanel(Panel):
                     logger.warning("a click had no effect: %s", error)
 
         self._stepper.submit(obey)
-
-    def __str__(self) -> str:
-        return str(self._stepper)

@@ -168,6 +168,7 @@ function flowOf(ops, microbatch) {
 class StepHistory {
   constructor() {
     this.steps = new Map();
+    this.run = "";
   }
 
   add({ steps, lanes, ops }) {
@@ -176,7 +177,9 @@ class StepHistory {
       if (!rows.has(op.step)) rows.set(op.step, []);
       rows.get(op.step).push([key, op]);
     }
-    if (!rows.size) this.steps.clear();
+    const run = Object.values(steps)[0]?.run ?? "";
+    if (!rows.size || run !== this.run) this.steps.clear(); // a new run counts anew
+    this.run = run;
     for (const [number, { state }] of this.steps) if (state === "running" && !rows.has(number)) this.steps.delete(number);
     for (const [number, own] of rows) {
       const before = this.steps.get(number);

@@ -4,6 +4,8 @@
 
 const STRINGS = {
   common: {
+    ofCluster: (name) => `of ${name}`,
+    ofClusterTip: (name) => `This panel is of the cluster ${name}.`,
     // By kind of state: the text of the chip in a panel's head, and its tooltip.
     states: {
       live: ["Live", "It follows the cluster. Click to pause the picture."],
@@ -83,23 +85,25 @@ const STRINGS = {
     worker: "Cells on",
     all: "all workers",
     stats: {
-      jobs: (count) => (count === 1 ? "job runs" : "jobs run"),
-      cells: (count) => (count === 1 ? "cell runs" : "cells run"),
+      jobs: (count) => (count === 1 ? "job running" : "jobs running"),
+      cells: (count) => (count === 1 ? "cell running" : "cells running"),
       failed: (count) => (count === 1 ? "job failed" : "jobs failed"),
     },
     cellPlace: (number, time) => [number === null ? "" : `[${number}]`, time].filter(Boolean).join(" at "),
     waited: (time) => `waited ${time}`,
+    unbegun: (time) => `never began, waited ${time}`,
     copy: ["copy", "Copy the code"],
     again: ["run again", "Run this cell of the notebook again"],
     copied: "The code is copied.",
     notCopied: "The page may not copy.",
     changed: "The cell has changed, or is gone: run it in the notebook.",
     place: (kind, number) => (number === null ? kind : `${kind} in [${number}]`),
-    counts: (ended, total, unit) => `${ended}${total === null ? "" : ` of ${total}`} ${unit}${(total ?? ended) === 1 ? "" : "s"}`,
+    counts: (done, total, unit) => `${done}${total === null ? "" : ` of ${total}`} ${unit}${(total ?? done) === "1" ? "" : "s"} done`,
     running: (count) => `${count} running`,
     failed: (count) => `${count} failed`,
     waiting: (count) => `${count} waiting`,
-    undone: (count) => `${count} not done`,
+    cancelled: (count) => `${count} cancelled`,
+    unbegunItems: (count) => `${count} not begun`,
     rate: (text, unit) => `${text} ${unit}s/s`,
     left: (time) => `about ${time} left`,
     heldBack: "until its results are taken",
@@ -110,6 +114,8 @@ const STRINGS = {
     fewer: (noun) => `fewer ${noun}s`,
     legend: { done: "done", failed: "failed", running: "running", waiting: "waiting" },
     describe: (jobs, cells) => `${jobs} and ${cells} running.`,
+    untold: "not known to have ended",
+    unknown: (count) => `${count} not known to be done`,
   },
   rrefs: {
     help:
@@ -120,7 +126,7 @@ const STRINGS = {
       "Below the name stand the bytes of its tensors when it was made, its age, and the cell that made it. With more " +
       "than 8 workers or 50 RRefs, those of one type share a row, which a click unfolds; its marks count the RRefs " +
       "that each member owns and uses. To find a leak, look for what is old or big.",
-    hint: ["No RRef yet. Make one: ", 'rref = rpc.remote("worker1", torch.ones, args=(2,))'],
+    hint: ["No RRef yet. Make one: ", 'rref = cluster.remote("worker1", list, ("abc",))'],
     unknown: "type unknown",
     user: "user",
     noCell: "made outside cells",
@@ -155,8 +161,9 @@ const STRINGS = {
       "block stands to the right of all that it needs. In backward an orange arrow beside it is its gradient, which goes back to " +
       "the sender, and a block that has run is filled, with its time. On the right stand the gradients that each worker holds: " +
       "in the context, not in .grad. The operations of the loss are known when backward begins. Operations that only reshape " +
-      "are left out. Large graphs fold. While contexts come and go, as in training, the last one that has ended is shown.",
-    hint: ["No autograd context yet. Open one: ", "with dist_autograd.context() as context_id:"],
+      "are left out. Large graphs fold. While contexts come and go, as in training, the last one that has ended is shown. A " +
+      "pipeline's step has the number that the pipeline panel gives it.",
+    hint: ["Autograd contexts appear here from now on. Open one: ", "with dist_autograd.context() as context_id:"],
     shown: "Context shown",
     latest: "latest",
     named: (key, step, isEnded) => `${step === null ? `context ${key}` : `step ${step}`}${isEnded ? ", released" : ""}`,
@@ -164,7 +171,7 @@ const STRINGS = {
     step: (number) => `step ${number}`,
     state: (isEnded) => (isEnded ? "released" : "open"),
     stats: {
-      received: "received", flight: "in flight", back: "gradients back", held: "held", heldLast: "held until the release",
+      received: "received", told: "received, by what is known", flight: "in flight", back: "gradients back", held: "held", heldLast: "held until the release",
       time: "backward", others: (count) => (count === 1 ? "context open" : "contexts open"),
     },
     axis: (isBackward, isHeld, isNarrow) => [
@@ -201,7 +208,7 @@ const STRINGS = {
     end: (name) => `${name}: an end of a message with no operations known. Those of the loss appear when backward begins.`,
     lane: ({ name, id }, member, passes) =>
       [
-        `${name} (id ${id}): ${plural(member?.sends ?? 0, "send")}, ${plural(member?.recvs ?? 0, "recv")}`,
+        `${name} (id ${id}): ${member ? `${plural(member.sends, "send")}, ${plural(member.recvs, "recv")}` : "no report of this context"}`,
         ...passes.map((part) =>
           `backward ${part.pass}, ${part.state}: ${part.arrived} of ${part.needed} gradients arrived` +
           (part.regions === null ? "" : `, ${part.ran} of ${plural(part.regions, "region")} run`)),
@@ -219,14 +226,15 @@ const STRINGS = {
       const all = parts.length > 1 ? `${parts.length} parts, ${lists.slice(0, 3).join(" and ")}` : what;
       return `${where}: ${all}.${done ? ` Backward ${done}: ${text}.` : ""}`;
     },
-    message: ({ from, to, messages }, { sent, received, fired, back }, isEnded, names) => {
+    message: ({ from, to, messages }, { sent, received, isUntold, fired, back }, isEnded, names) => {
       const [{ label = "", shape = "" }] = messages;
       const bytes = messages.reduce((total, one) => total + (one.bytes ?? 0), 0);
       const what = sent === 1 && label ? label : `${plural(sent, "message")}${label && `, the first of ${label}`}`;
       const about = [what, shape, bytes ? formatBytes(bytes) : ""].filter(Boolean).join(", ");
       const all = (count, done, rest) => (count === sent ? done : `${count} of ${sent} ${done}${rest}`);
       const gradients = sent === 1 ? "gradient came back" : "gradients came back";
-      const came = all(received, "received", isEnded ? "" : ", the others in flight");
+      const came = isUntold ? `${names(to.worker)} is gone and does not tell whether it has received` :
+        all(received, "received", isEnded ? "" : ", the others in flight");
       const none = isEnded ? "no gradient" : "no gradient yet";
       const gradient = fired ? all(back, gradients, back < fired ? ", the others in flight" : "") : none;
       const ends = `${names(from.worker)} → ${names(to.worker)}`;
@@ -249,7 +257,11 @@ const STRINGS = {
       "was, and how much longer than the minimum it waited, for the main cause. The pale strip below a row is the ideal: " +
       "the same order with equally fast stages and transfers that take no time; a dashed line is its end. A click on a " +
       "block lights its micro-batch in all stages. Ctrl and the wheel, or + and −, zoom; arrow keys and dragging move; 0 " +
-      "fits. A click on a curve opens that step.",
+      "fits. A click on a curve opens that step. Steps are numbered through all pipelines of the notebook, evaluations too; a " +
+      "fit counts its own, and the panel of progress has both. With torch.distributed.pipelining each process group counts its own.",
+    numberTip:
+      "The number among the steps of all pipelines of this notebook, evaluations too; with torch.distributed.pipelining among those " +
+      "of its process group. A fit counts its own steps.",
     hint: ["No pipeline step yet. Run one: ", "Pipeline(stages, microbatches=8, loss_fn=…).step(x, y)"],
     kinds: { ...LISTS.pipeline.kinds, other: "other" },
     legend: {
@@ -288,8 +300,9 @@ const STRINGS = {
     },
     curves: { loss: "loss", time: "step time", bubble: "bubble", rate: "samples/s" },
     idealTime: (time) => ` (ideal ${time})`,
-    state: { complete: "step time", running: "so far", failed: "until it failed" },
+    state: { complete: "step time", running: "so far", failed: "until it failed", interrupted: "until it was interrupted" },
     evaluation: "evaluation",
+    noOperation: "no operation reported",
     finished: "finished",
     peak: (name) => `activations at most, on ${name}`,
     runs: (step) => `step ${step} runs`,
@@ -302,6 +315,7 @@ const STRINGS = {
     unmeasured: {
       running: "The step runs. Its bubble is known when it has ended.",
       failed: "The step has failed: it has no bubble.",
+      interrupted: "The step was interrupted: it has no bubble.",
     },
     bubble: (all, minimum) => `Bubble ${all} %${minimum === null ? "" : `, minimum ${minimum} %`}`,
     points: (count) => (count === 1 ? "point" : "points"),
@@ -312,14 +326,15 @@ const STRINGS = {
   messages: {
     help:
       "A line for each member, from top to bottom in the order of time, and an arrow for each message: level if it " +
-      "arrived before anything else happened, else it slopes down to the row of its arrival. A dashed arrow is in " +
+      "arrived before anything else happened, else it slopes down to the row of its arrival. Times are counted from the first " +
+      "message that was reported, and the head says when that was. A dashed arrow is in " +
       "flight. A collective is a row of dots, one for each member that has come; the red one with an edge came last. " +
       "Messages by which members hold together or panels are fed are left out. A click, or the arrow keys, choose a " +
       "message and show its details; the buttons below then show only its call, its RRefs, or its context. The list " +
       "stands still while the pointer or the focus is on it, or a message is chosen, and says what is new. All words " +
       "in the search field must match a message: a part of its text or of a member's name, or call:0.17, rref:0.4, " +
-      "from:worker1, to:worker1, at:worker1. Members report messages only while this panel is open.",
-    hint: ["Messages appear here from now on. Send some: ", 'rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 1))'],
+      "from:worker1, to:worker1, at:worker1. Members report messages only while this panel is open, and 30 s longer: a page that is loaded again has them still.",
+    hint: ["Messages appear here from now on. Send some: ", 'cluster.rpc_sync("worker1", max, (1, 2))'],
     allHidden: (count) =>
       `${count === 1 ? "The only message is" : `All ${count} messages are`} hidden: clear the search, or choose “all kinds”.`,
     pictureTip: "Messages, picture: arrow keys choose a message",
@@ -336,6 +351,9 @@ const STRINGS = {
       received: "received",
       untold: "its receiver did not report whether it arrived",
     },
+    zero: "after",
+    zeroOfFirst: ["after", "the first"],
+    zeroTip: "Times are counted from the first message or collective that was reported here. They stay when it is dropped.",
     tries: (count) => `${count} tries`,
     kind: (name) => `kind ${name}`,
     sentTimes: (count) => `sent ${count} times`,
@@ -347,7 +365,7 @@ const STRINGS = {
     newsTip: "The list stands still while you are on it, or a row is chosen. Click to see what has come",
     close: "Close, and go on with the list (Escape)",
     stats: {
-      message: "message", messages: "messages", collective: "collective", collectives: "collectives", hidden: "hidden", underWay: "in flight", lost: "lost", open: "open",
+      message: "message", messages: "messages", collective: "collective", collectives: "collectives of these groups", hidden: "hidden", underWay: "in flight", lost: "lost", open: "open",
       skew: "between hosts",
     },
     describe: (messages, underWay, lost, collectives) =>
@@ -364,7 +382,7 @@ const STRINGS = {
       "the parameter, its gradient, and the state of the optimizer; at the head its full width is the model without any " +
       "sharding, in one process. The grid above is the DeviceMesh: the ranks, and the names of its dimensions. A model is " +
       "watched from %panel shards NAME on, or from rpcbench.watch_model(model) in a cell of the workers, after it was sharded.",
-    hint: ["No model is watched. Watch a variable of the workers' cells: ", "%panel shards model"],
+    hint: ["No model is watched. Run %panel shards model, or in a cell of the workers, after the model was sharded: ", "rpcbench.watch_model(model)"],
     none: "No model is watched.",
     corner: "parameter",
     shown: "Model shown",
@@ -480,7 +498,7 @@ const STRINGS = {
     earlier: (name, path) => `Earlier lines of ${name} are not shown. Its log has them: ${path}`,
     earlierOfMany: (names, path) => `Earlier lines of ${names} are not shown. Their logs have them, as ${path}`,
     read: (time) => `seen at ${time}`,
-    stats: { worker: "worker", line: "line", warning: "warning", error: "error" },
+    stats: { worker: "worker", stopped: "stopped", line: "line", warning: "warning", error: "error" },
     describe: (lines, warnings, errors) => `${plural(lines, "line")}, ${plural(warnings, "warning")}, ${plural(errors, "error")}.`,
   },
   plan: {
@@ -518,6 +536,43 @@ const STRINGS = {
       fails: (count) => (count === 1 ? "fails" : "fail"),
     },
   },
+  metrics: {
+    title: "Metrics",
+    help:
+      "Each chart is a number that ranks log with rpcbench.log, over its steps: a line for each rank, or the spread of all, which is " +
+      "from the lowest to the highest value, with the median. A rank is red if its last value is not finite, or if it is far from the " +
+      "others: the median of its last 20 points lies outside the range of the last 20 of the others by more than three times the width " +
+      "of that range, of which one percent of the largest value is the least. That needs three ranks with five finite points, and compares them up " +
+      "to the last step that all have. A worker that was started again has a new line and row; its old line ends with a bar. A red line does not decide the range of its chart. Of more than 1,000 points of a rank the " +
+      "lowest and the highest of each 20 are drawn; the CSV has all that are kept, the last 10,000. The table has the values at the " +
+      "step under the pointer, at first the latest ones: left and right move through steps, Escape follows the latest again; a click keeps a step.",
+    pictureTip: "Metrics, charts: left and right move through steps",
+    hint: ["No rank has logged a number yet. In a loop: ", "rpcbench.log(loss=loss)"],
+    mode: "How ranks are drawn",
+    modes: { ranks: "a line for each rank", spread: "their spread" },
+    scale: "Scale of the values",
+    scales: { linear: "linear", log: "logarithmic" },
+    save: "CSV",
+    saveTip: "Save all points that the ranks have kept, as CSV",
+    latest: "latest",
+    step: (step) => `step ${step}`,
+    between: (low, high) => `${low} to ${high}`,
+    median: "the median of the ranks",
+    more: (count) => `${count} more ${count === 1 ? "curve diverges" : "curves diverge"}: their rows below are red.`,
+    without: (names) => `without ${names.length === 1 ? names[0] : `${names.length} ranks`}`,
+    few: (some, all) => `(${some} of ${all})`,
+    ended: {
+      lost: (name, step, metric) => `${name} was lost after step ${step} of ${metric}`,
+      restarted: (name, step, metric) => `${name} was started again after step ${step} of ${metric}`,
+    },
+    before: (name) => `${name} before its restart`,
+    endsAt: (name, step) => `${name} ends at step ${step}`,
+    isEnded: { lost: "lost", restarted: "before its restart", stopped: "stopped" },
+    odd: (name, text, step, count) => `${name}: ${text} at step ${step}${count > 1 ? `, and ${count - 1} more values that are not finite` : ""}`,
+    diverges: (name, metrics) => `${name} · ${metrics.join(", ")}`,
+    stats: { metric: "metric", rank: "rank", lost: "lost", far: (count) => (count === 1 ? "diverges" : "diverge") },
+    legend: { spread: "from the lowest to the highest rank", far: "a rank that diverges", odd: "the first value of a rank that is not finite", ended: "a rank that was lost, stopped or started again" },
+  },
   resources: {
     title: "Resources",
     help:
@@ -530,7 +585,7 @@ const STRINGS = {
       "of torch.distributed's collectives, which have connections of their own. Figures are asked for while a panel of " +
       "resources, traffic or workers is open: a time without one has none, and there the chart has a gap.",
     pictureTip: "Resources, charts: left and right move through time",
-    wait: ["The first figures come within two seconds.", ""],
+    wait: ["The first figures come when the members have answered.", ""],
     modes: { stack: "all members, stacked", lines: "a line for each member" },
     mode: "How members are drawn",
     span: "Minutes that are shown",
@@ -557,7 +612,7 @@ const STRINGS = {
       "messages are counted, too. Not counted are collectives of torch.distributed, as it has connections of its own. A dashed row has " +
       "not answered of late. Figures are asked for while a panel of traffic, resources or workers is open.",
     pictureTip: "Traffic, picture: arrow keys choose a pair",
-    wait: ["The first figures come within two seconds.", ""],
+    wait: ["The first figures come when the members have answered.", ""],
     quiet: ["Nothing was sent yet. A call sends something: ", 'rpc.rpc_sync("worker1", …)'],
     spans: ["in the last second", "in the last 10 seconds", "since they connected"],
     span: "Time that is shown",
@@ -581,6 +636,7 @@ const STRINGS = {
     describe: (sum, span, pairs) => `${sum} ${span}. Most: ${pairs.join(", ") || "nothing"}.`,
   },
   step: {
+    clock: "By so much Advance has moved the clocks of all members, which stand still otherwise",
     help:
       "Each row is a message that has arrived at its receiver and waits for your click; the first row would be delivered next. " +
       "Deliver hands it over, Drop loses it as a bad network would, Later moves it behind all others: so you choose the order in " +

@@ -57,7 +57,8 @@ function block(key, op, step, at, pale, staged) {
   const [x, y, width, height] = placeOf(op, step, at);
   const of = op.op === "A" ? "" : ` of micro-batch ${op.microbatch}`;
   const text = `${WORDS.kinds[op.op] ?? op.op}${of}, stage ${op.stage}, step ${op.step}`;
-  const time = op.end === null ? "runs" : `${formatDuration(durationOf(op))}; then the stage holds ${formatBytes(op.held)}`;
+  const held = op.held === null ? "" : `; then the stage holds ${formatBytes(op.held)}`;
+  const time = op.end === null ? "runs" : `${formatDuration(durationOf(op))}${held}`;
   const state = stateOf(op);
   const node = svg("g", {
     class: `rb-op rb-op-${kindOf(op.op)} ${pale ? "rb-pale" : ""} rb-${state}`,
@@ -105,7 +106,7 @@ function laneHead(lane, at, width, nameOf) {
   const { id, worker, busy, now, cause, share } = lane;
   const [y, { pitch }] = [at.top(id), at];
   const [roomy, lines] = [pitch >= 34, pitch >= 70 ? 3 : pitch >= 34 ? 2 : 1];
-  const stageText = `${now.stages.length === 1 ? "stage" : "stages"} ${now.stages.length ? now.stages.join(", ") : "–"}`;
+  const stageText = now.stages.length ? `${now.stages.length === 1 ? "stage" : "stages"} ${now.stages.join(", ")}` : WORDS.noOperation;
   const role = typeof now.replica === "number" ? `${stageText}, replica ${now.replica}` : stageText;
   const first = lines === 1 ? y + pitch / 2 + 4.5 : y + (pitch - at.ghost - 16 * lines) / 2 + 13;
   const source = cause === null ? "" : typeof cause === "number" ? nameOf(cause) : cause;
@@ -114,17 +115,17 @@ function laneHead(lane, at, width, nameOf) {
   const right = width - at.right + 12;
   const letters = at.isTight ? 11 : 16;
   const lost = cause === null ? "" : `, idle beyond the minimum most for ${source}: ${percent(share)}`;
-  const memory = `holds ${formatBytes(now.held)}, ${formatBytes(now.peak)} at most`;
+  const memory = now.held === null ? "" : `, holds ${formatBytes(now.held)}, ${formatBytes(now.peak)} at most`;
   return svg(
     "g",
     { class: `rb-lane rb-is-${worker.state}`, ...Object.fromEntries(attributes) },
-    tip(`${worker.name} (${worker.state}), ${role}${waitsFor(now)}, busy ${percent(busy)}${lost}, ${memory}`),
+    tip(`${worker.name} (${worker.state}), ${role}${waitsFor(now)}, busy ${percent(busy)}${lost}${memory}`),
     svg("rect", { class: "rb-track", x: at.left, y: y + 1, width: at.wide, height: pitch - 2, rx: 3 }),
     label(12, first, shorten(worker.name, roomy ? letters : Math.min(12, letters)), "rb-worker"),
     roomy
       ? label(12, first + 16, shorten(role + waitsFor(now), at.isTight ? 12 : 20), "rb-note")
       : label(at.left - 6, first, shorten(now.stages.join(","), 5), "rb-note rb-end"),
-    lines === 3 ? label(12, first + 32, `peak ${formatBytes(now.peak)}`, "rb-note") : "",
+    lines === 3 && now.peak !== null ? label(12, first + 32, `peak ${formatBytes(now.peak)}`, "rb-note") : "",
     at.ghost >= 12 ? label(at.left - 6, y + pitch - 4, "ideal", "rb-note rb-end") : "",
     at.isTight ? "" : svg("rect", { class: "rb-bar-whole", x: right, y: first - 8, width: 40, height: 7, rx: 3 }),
     at.isTight ? "" : svg("rect", { class: "rb-busy", x: right, y: first - 8, width: 40 * Math.min(1, busy ?? 0), height: 7, rx: 3 }),

@@ -5,8 +5,8 @@
 
 const TEXT = STRINGS.traffic;
 const [SECOND, TEN, ALL, SHARED] = [0, 1, 2, 3]; // places in a flow, see `telemetry/resource_views.py`
-const CELL = { least: 11, most: 96, number: 54, tall: 32, flat: 22, line: 15 }; // pixels; `number`: the width from which on it has one
-const EDGE = { least: 92, sum: 104, letters: 14, gap: 4 }; // beside the squares; `least` of the names at the left
+const CELL = { least: 11, most: 96, number: 66, tall: 32, flat: 22, line: 15 }; // pixels; `number`: the width from which on it has one
+const EDGE = { least: 92, sum: 104, tight: 86, letters: 14, gap: 4 }; // beside the squares; `least` of the names at the left
 const DECADES = 3; // powers of ten from the palest square to the darkest
 const LEVELS = 12;
 const DARKEST = 0.66; // opacity
@@ -58,15 +58,16 @@ function gridOf(members, names, width) {
   const count = members.length;
   const longest = Math.max(0, ...members.map((member) => names(member).length));
   const left = Math.max(EDGE.least, 20 + Math.ceil(LETTER * Math.min(longest, EDGE.letters)));
-  const wide = Math.max(CELL.least, Math.min(CELL.most, Math.floor((width - left - EDGE.sum) / Math.max(1, count))));
+  const right = width < TINY_FRAME ? EDGE.tight : EDGE.sum;
+  const wide = Math.max(CELL.least, Math.min(CELL.most, Math.floor((width - left - right) / Math.max(1, count))));
   const tall = wide >= CELL.number ? CELL.tall : Math.min(CELL.flat, wide);
   const isSlanted = wide < 12 + LETTER * Math.min(longest, EDGE.letters);
   return {
-    left, wide, tall, isSlanted, hasNumbers: wide >= CELL.number,
+    left, right, wide, tall, isSlanted, hasNumbers: wide >= CELL.number,
     every: [Math.ceil(CELL.line / wide), Math.ceil(CELL.line / tall)], // of columns and rows with a name
     head: isSlanted ? 26 + Math.round(0.75 * LETTER * Math.min(longest, EDGE.letters)) : 30,
     edge: left + count * wide + EDGE.gap,
-    width: Math.max(width, left + count * wide + EDGE.sum),
+    width: Math.max(width, left + count * wide + right),
     x: (i) => left + i * wide,
     y: (i) => i * tall,
     height: (count + 1) * tall + EDGE.gap + 8,
@@ -99,7 +100,7 @@ function rowNode(from, index, { members, flows, grid, span, sums, say }) {
     const level = levelOf(value, sums.top);
     if (level) byLevel.set(level, (byLevel.get(level) ?? "") + squarePath(grid.x(i), grid.y(index), grid.wide, grid.tall));
     if (level && grid.hasNumbers) {
-      nodes.push(label(grid.x(i) + grid.wide / 2, grid.y(index) + grid.tall / 2 + 5, formatBytes(value), "rb-center rb-number"));
+      nodes.push(label(grid.x(i) + grid.wide / 2, grid.y(index) + grid.tall / 2 + 5, say(value), "rb-center rb-number"));
     }
   });
   const ground = members.map((to, i) => (to === from ? "" : squarePath(grid.x(i), grid.y(index), grid.wide, grid.tall))).join("");
@@ -109,7 +110,7 @@ function rowNode(from, index, { members, flows, grid, span, sums, say }) {
     svg("path", { class: "rb-ground", d: ground }),
     ...[...byLevel].map(([level, d]) => svg("path", { class: "rb-square", d, "fill-opacity": depthOf(level) })),
     ...nodes,
-    ...(hasName ? [label(grid.edge + EDGE.sum - 12, grid.y(index) + grid.tall / 2 + 5, sum, "rb-end rb-sum")] : []));
+    ...(hasName ? [label(grid.edge + grid.right - 12, grid.y(index) + grid.tall / 2 + 5, sum, "rb-end rb-sum")] : []));
 }
 
 export default panel("traffic", TEXT.title, (frame) => {
@@ -162,7 +163,7 @@ export default panel("traffic", TEXT.title, (frame) => {
     const columnsNamed = items.filter(({ i }) => i % grid.every[0] === 0);
     join(frame.top, [{ key: "corner", parts: [grid.key] }, ...columnsNamed, { key: "sum", parts: [grid.key] }], (key, { i }) => {
       if (key === "corner") return svg("g", {}, label(12, grid.head - 8, `${TEXT.from} ↓  ${TEXT.to} →`, "rb-note"));
-      if (key === "sum") return svg("g", {}, label(grid.edge + EDGE.sum - 12, grid.head - 8, TEXT.sum, "rb-end rb-sum"));
+      if (key === "sum") return svg("g", {}, label(grid.edge + grid.right - 12, grid.head - 8, TEXT.sum, "rb-end rb-sum"));
       const text = shorten(nameOf(key), grid.isSlanted ? EDGE.letters : Math.floor((grid.wide - 6) / LETTER));
       const x = grid.x(i) + grid.wide / 2;
       if (!grid.isSlanted) return svg("g", {}, full(key), label(x, grid.head - 8, text, `rb-center ${kind(key)}`));
@@ -175,13 +176,13 @@ export default panel("traffic", TEXT.title, (frame) => {
   function showSums({ members, grid, sums: found, say, flows }) {
     const y = grid.y(members.length) + EDGE.gap;
     const base = y + Math.max(15, grid.tall / 2 + 5);
-    const each = grid.hasNumbers ? members.map((member, i) => label(grid.x(i) + grid.wide / 2, base, formatBytes(found.received.get(member)), "rb-center rb-sum")) : [];
+    const each = grid.hasNumbers ? members.map((member, i) => label(grid.x(i) + grid.wide / 2, base, say(found.received.get(member)), "rb-center rb-sum")) : [];
     const most = Math.max(0, ...found.received.values());
     // Without room for numbers a sum is a square like the others.
     const squares = grid.hasNumbers ? [] : members.map((member, i) =>
       svg("path", { class: "rb-square", d: squarePath(grid.x(i), y, grid.wide, grid.tall), "fill-opacity": depthOf(levelOf(found.received.get(member), most)) }));
     const all = Object.keys(flows).length ? say(found.all) : "–";
-    sums.replaceChildren(label(grid.left - 8, base, TEXT.sum, "rb-end rb-sum"), ...each, ...squares, label(grid.edge + EDGE.sum - 12, base, all, "rb-end rb-sum"));
+    sums.replaceChildren(label(grid.left - 8, base, TEXT.sum, "rb-end rb-sum"), ...each, ...squares, label(grid.edge + grid.right - 12, base, all, "rb-end rb-sum"));
   }
 
   function showWords({ members, flows, nameOf, sums: found, say, grid, busy }) {

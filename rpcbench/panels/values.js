@@ -110,20 +110,31 @@ function partNode(part, allowed, scale, at) {
     ...(map ? [svg("g", { transform: `translate(0 ${PART.head - 4})` }, mapNode(map))] : []));
 }
 
-// Says what bars and maps show. `largest` is the difference of the darkest cell; null if one is not finite.
-function keyNodes({ allowed, largest }, maps, y) {
+// Returns a text as lines of at most `most` characters; a longer word has a line of its own.
+const wrapWords = (text, most) =>
+  text.split(" ").reduce(([...lines], word) => {
+    if (lines.length && lines.at(-1).length + word.length < most) lines.push(`${lines.pop()} ${word}`);
+    else lines.push(word);
+    return lines;
+  }, []);
+
+// Says what bars and maps show, in this width. `largest` is the difference of the darkest cell; null if one is not finite.
+// Returns a node for each line.
+function keyNodes({ allowed, largest }, maps, y, width) {
   const levels = Array.from({ length: 100 / HEAT }, (_, n) => svg("rect", { class: "rb-heat", x: (n + 1) * KEY.cell, width: KEY.cell, height: KEY.cell, "fill-opacity": ((n + 1) * HEAT) / 100 }));
   const wide = KEY.cell * (1 + levels.length);
   const ramp = svg("g", { class: "rb-ramp", transform: "translate(14 1)" }, svg("rect", { class: "rb-ground", width: wide, height: KEY.cell }), ...levels,
     svg("rect", { class: "rb-outline", width: wide, height: KEY.cell }));
   const bar = svg("rect", { class: "rb-length", y: 2, width: 20, height: 6, rx: 2 });
-  const lines = [[bar, svg("line", { class: "rb-tick", x1: 6, x2: 6, y1: -2, y2: 12 }), label(28, 9, TEXT.bar(shortNumber(allowed)), "rb-note")]];
+  const parts = [[28, TEXT.bar(shortNumber(allowed)), bar, svg("line", { class: "rb-tick", x1: 6, x2: 6, y1: -2, y2: 12 })]];
   if (maps.length) {
     const sizes = [...new Set(maps.map(({ shape }) => sizeText(shape)))];
     const isPooled = maps.some(({ shape, cells }) => shape[0] > cells.length || shape[1] > (cells[0]?.length ?? 0));
-    lines.push([label(0, 9, TEXT.map(sizes.length === 1 ? sizes[0] : "", isPooled), "rb-note")]);
-    lines.push([label(0, 9, "0", "rb-note"), ramp, label(20 + wide, 9, TEXT.ramp(largest === null ? TEXT.notFinite : shortNumber(largest), isPooled), "rb-note")]);
+    parts.push([0, TEXT.map(sizes.length === 1 ? sizes[0] : "", isPooled)]);
+    parts.push([20 + wide, TEXT.ramp(largest === null ? TEXT.notFinite : shortNumber(largest), isPooled), label(0, 9, "0", "rb-note"), ramp]);
   }
+  const lines = parts.flatMap(([x, text, ...marks]) =>
+    wrapWords(text, (width - 2 * PART.left - x) / LETTER).map((line, n) => [...(n ? [] : marks), label(x, 9, line, "rb-note")]));
   return lines.map((line, n) => svg("g", { class: `rb-key-line ${kindOf("wrong")}`, transform: `translate(${PART.left} ${y + n * KEY.tall})` }, ...line));
 }
 
@@ -143,6 +154,6 @@ function evidence(row, width) {
   }
   if (all.length > parts.length) nodes.push(label(PART.left, (y += 16), TEXT.moreRanks(all.length - parts.length), "rb-note"));
   const isMeasured = parts.some(({ note }) => !note);
-  const lines = isMeasured ? keyNodes(row, parts.flatMap(({ map }) => map ?? []), y + 8) : [];
+  const lines = isMeasured ? keyNodes(row, parts.flatMap(({ map }) => map ?? []), y + 8, width) : [];
   return [svg("g", {}, ...nodes, ...lines), parts.length ? y + 10 + KEY.tall * lines.length : 0];
 }

@@ -20,6 +20,7 @@ const FOLDS = [...COLUMNS.map(({ key, fold }) => [key, fold]), ...Object.entries
   .map(([key]) => key);
 const MAX_SQUARES = 6;
 const CONFIRM_MS = 5000; // how long a button waits for the second press
+const RETRY_MS = 5000; // how long a column that is folded stays so at least
 const DENSE = 12; // with more workers than this the rows are closer together
 const MINUTE = 60_000; // milliseconds that a curve shows
 const [WIDE, HIGH] = [64, 20]; // of a curve, in pixels
@@ -214,6 +215,8 @@ class Row {
     this.note = html("span", { class: "rb-note" });
     const head = html("th", { scope: "row", class: "rb-name" }, this.opener, this.note);
     [this.now, this.log, this.buttons] = ["now", "log", "acts"].map((kind) => html("td", { class: `rb-${kind}` }));
+    this.words = html("span", { class: "rb-words" });
+    this.now.append(this.words);
     this.shown = COLUMNS.filter(({ kind }) => kind in CELLS).map((column) => [column, new CELLS[column.kind](column)]);
     this.cells = { name: head, now: this.now, log: this.log, acts: this.buttons };
     for (const [{ key }, { cell }] of this.shown) this.cells[key] = cell;
@@ -272,7 +275,7 @@ class Row {
     const process = TEXT.process(worker.pid, worker.incarnation).filter(Boolean).join(" · ");
     setText(this.note, process);
     const [text, kind] = activity(worker, action);
-    setText(this.now, text);
+    setText(this.words, text);
     set(this.now, { class: `rb-now ${kind}`, title: text });
     for (const [, cell] of this.shown) cell.show(worker, details);
     setText(this.log, details.log.slice(details.log.lastIndexOf("\n") + 1));
@@ -284,7 +287,7 @@ class Row {
   // Fills the row below: what folded columns show stands there too. Stacks stay until others are asked for.
   showMore(worker, process, stacks, { log, links, name }) {
     const figures = this.shown.map(([{ key, head, detail }, { words }]) => [key, detail || head, words]);
-    const known = [["process", "", process], ...figures].filter(([, , words]) => words);
+    const known = [["now", "", this.words.textContent], ["process", "", process], ...figures].filter(([, , words]) => words);
     const items = known.map(([key, head, words]) => ({ key, parts: [words], head, words }));
     join(this.figures, items, (_, { head, words }) => html("span", {}, html("span", { class: "rb-dim" }, head), ` ${words}`));
     const traffic = links.map((link) => TEXT.link(name(link.peer), formatBytes(link.sent), formatBytes(link.received)));
@@ -322,15 +325,17 @@ function headline(frame, workers, actions) {
   return { count: present, scaling, text: TEXT.summary(ready, list.length) };
 }
 
-// Folds columns until the table fits. Those that are folded come back only in another width, or with other workers.
+// Folds columns until the table fits. Those that are folded come back in another width, with other workers, and, if there is
+// room, a while later: a figure of a moment, as the CPU of a worker that starts, may have been the wide one.
 class Folds {
   constructor(table, note) {
-    [this.table, this.note, this.count, this.key, this.names] = [table, note, 0, "", FOLDS];
+    [this.table, this.note, this.count, this.key, this.names, this.triedAt] = [table, note, 0, "", FOLDS, 0];
   }
 
   // `columns` are those that are there; those that are folded come back when `key` changes.
   fit(room, columns, key) {
-    if (key !== this.key) this.fold(0);
+    const isLater = this.count > 0 && Date.now() - this.triedAt > RETRY_MS;
+    if (key !== this.key || isLater) this.fold(0), (this.triedAt = Date.now());
     this.key = key;
     const heads = new Map(columns.map((column) => [column.key, column.head]));
     this.names = FOLDS.filter((name) => heads.has(name) || name in PARTS);
@@ -441,7 +446,10 @@ export default panel("workers", "Workers", (frame, model) => {
     legend = words;
     const hasOutcome = ({ state, action }) => state === "failed" || (state === "done" && action === "interrupt");
     const ended = Object.entries(actions).filter(([, one]) => hasOutcome(one));
-    const outcomes = ended.map(([key, one]) => ({ key, parts: [one], isGood: !one.error, text: one.error ? `${key}: ${one.error}` : one.text }));
+    const outcomes = ended.map(([key, one]) => {
+      const [at, text] = [one.ended ? `${secondsTime(one.ended)} ` : "", one.error ? `${key}: ${one.error}` : one.text];
+      return { key, parts: [one], isGood: !one.error, text: at + text };
+    });
     join(failures, outcomes, (_, { text, isGood }) => html("li", { class: isGood ? "rb-said" : null }, text));
   };
 });

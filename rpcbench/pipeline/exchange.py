@@ -171,6 +171,12 @@ class Slots:
         with self._lock:
             self._life_of(step)
 
+    def is_interrupted(self, step: int) -> bool:
+        """Return whether a Ctrl-C in the notebook has aborted the step."""
+        with self._lock:
+            life = self._steps.get(step)
+            return life is not None and life.reason.startswith(KeyboardInterrupt.__name__)  # reasons travel as text
+
     def abort_step(self, step: int, reason: str) -> bool:
         """Abort a step, which wakes all threads that wait for it. Returns False if it was committed."""
         with self._lock:

@@ -56,7 +56,7 @@ from rpcbench.pipeline.ops import Kind, Op, places_of_kind
 from rpcbench.pipeline.recompute import forward_seed, resume_rng, seed_generator, seeded_rng
 from rpcbench.pipeline.split import Groups, parameter_groups
 from rpcbench.pipeline.stage import StageWorker, worker_for
-from rpcbench.pipeline.step_log import DONE, FAILED, PLACES, WorkerPhase, phase_word
+from rpcbench.pipeline.step_log import DONE, FAILED, INTERRUPTED, PLACES, WorkerPhase, phase_word
 from rpcbench.pipeline.tasks import Apply, Metric, StepReport, Task
 from rpcbench.rpc import RRef
 from rpcbench.runtime.handles import layout_of
@@ -255,11 +255,15 @@ class StepExecution:
 
     def _run_logged(self) -> StepReport:
         task, worker = self._task, self._worker
-        self._log = worker.log.open_step(task.step, task.plan, worker.workers, task.ideal, task.samples, worker.replica)
-        state = FAILED
+        self._log = worker.log.open_step(
+            "", task.step, task.plan, worker.workers, task.ideal, task.samples, worker.replica
+        )
+        state = DONE
         try:
             self._run_and_commit()
-            state = DONE
+        except BaseException:
+            state = INTERRUPTED if worker.slots.is_interrupted(self._step) else FAILED
+            raise
         finally:
             self._log.end_step(state, **self._loss_fields())  # an aborted step has a row, too
         return StepReport(self._log.stamps, self._losses, self._outputs)

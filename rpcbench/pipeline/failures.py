@@ -40,6 +40,7 @@ class Lost(NamedTuple):
     at: str
     reason: str
     stages: tuple[int, ...]
+    has_left: bool = False  # in good order, as `cluster.scale` has a worker leave: nothing is there to restart
 
 
 class CommitState:
@@ -101,7 +102,9 @@ def make_lost_error(lost: Sequence[Lost], when: str, commit_state: CommitState, 
     if left:
         sure = not changed and all(held is not None and held[0] == held[1] for held in map(commit_state.held.get, left))
         phrases.append(("no parameter has changed: " if sure else "") + commit_state.describe_stages(left))
-    restarts = ", ".join(f"cluster.restart({each.worker!r})" for each in lost)
+    restarts = ", ".join(
+        f"cluster.scale adds {each.worker}" if each.has_left else f"cluster.restart({each.worker!r})" for each in lost
+    )
     phrases.append(f"start {them} again ({restarts}), {RECOVERY_ADVICE}")
     reasons = "; ".join(dict.fromkeys(each.reason for each in lost))
     at = {each.worker: each.at for each in lost}
@@ -147,7 +150,8 @@ class LostStages:
             task = self.tasks.get(id_)
             at = self.watch.describe_phase(id_, task.step if task else 0, task.ops if task else ())
             stages = tuple(stage for stage, worker_id in self._placement.items() if worker_id == id_)
-            lost.append(Lost(self.watch.worker_name(id_), at, self.watch.loss_reason(id_), stages))
+            name, reason = self.watch.worker_name(id_), self.watch.loss_reason(id_)
+            lost.append(Lost(name, at, reason, stages, self.watch.has_left(id_)))
         error = make_lost_error(lost, when, self._commit_state, changed)
         self._known_loss = StageLostError(*error.args)  # without a traceback, which would keep frames alive
         return error
@@ -210,6 +214,11 @@ class ProcessWatch:
     def loss_reason(self, id_: int) -> str:
         gone = self._agent.machine.read_node(lambda node: node.gone.find_departed(id_))
         return gone.reason if gone is not None else "it has been restarted since"
+
+    def has_left(self, id_: int) -> bool:
+        """Return whether a worker has announced its departure, and none has come in its place."""
+        gone = self._agent.machine.read_node(lambda node: node.gone.find_departed(id_))
+        return gone is not None and not gone.lost
 
     def worker_name(self, id_: int) -> str:
         return self._agent.links.members.member_name(id_)

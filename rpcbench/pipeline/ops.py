@@ -49,6 +49,8 @@ class Kind(StrEnum):
 
 _WRITTEN = [kind for kind in Kind if kind is not Kind.ALL_REDUCE]  # kinds that a schedule may have
 _OP = re.compile(rf"(\d+)([{''.join(_WRITTEN)}])(\d+)", re.ASCII)
+_OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B", re.ASCII)
+_TRANSFER = re.compile(r"\d+(?:(?:SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +96,32 @@ def format_ops(ops: Ops) -> str:
 
 def parse_ops(written: str) -> Ops:
     """Return the ops of a text; empty lines around it are ignored. PipelineError for a word that is not an op."""
-    return [[Op.parse_op(word) for word in line.split()] for line in written.strip().splitlines()]
+    return [_read_words(line.split()) for line in written.strip().splitlines()]
+
+
+def _read_words(words: Iterable[str]) -> list[Op]:
+    """Return the computations of words, which may also be torch's: it adds transfers, and pairs that overlap."""
+    ops: list[Op] = []
+    for word in words:
+        if pair := _OVERLAP.fullmatch(word):
+            ops += _read_words(pair[1].split(";"))
+        elif not _TRANSFER.fullmatch(word):
+            ops.append(Op.parse_op(word))
+    return ops
 
 
 def read_ops(made: Any) -> Ops:
-    """Return a schedule's result, lists of ops or words or a text, as Ops. PipelineError for any other value."""
+    """Return a schedule's result as Ops: a text, lists of ops or words, or of torch's actions, where None is idle.
+    PipelineError for any other value."""
     if isinstance(made, str):
         return parse_ops(made)
     if isinstance(made, list | tuple) and all(isinstance(own, list | tuple) for own in made):
-        read = [[Op.parse_op(op) if isinstance(op, str) else op for op in own] for own in made]
-        if all(isinstance(op, Op) for own in read for op in own):
-            return read
+        read = [[each for each in own if each is not None] for own in made]
+        if all(isinstance(each, Op | str) or hasattr(each, "computation_type") for own in read for each in own):
+            return [
+                [op for each in own for op in ([each] if isinstance(each, Op) else _read_words([str(each)]))]
+                for own in read
+            ]
     raise PipelineError(f"a schedule is a list of operations for each worker, as [['0F0', '0B0'], …], not {made!r:.80}")
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 from rpcbench.base.errors import PipelineError, count_noun
-from rpcbench.pipeline.ops import Kind, Ops, Schedule, find_placement, format_ops, read_ops, validate_ops
+from rpcbench.pipeline.ops import Kind, Ops, Schedule, find_placement, format_ops, parse_ops, read_ops, validate_ops
 from rpcbench.pipeline.placement import all_reduce_ops, renumbered_ops
 from rpcbench.pipeline.recompute import Recompute, with_recompute
 from rpcbench.pipeline.schedules import named
@@ -166,7 +167,10 @@ class Plan:
 
 
 def schedule(
-    what: str | Schedule | Ops, workers: int | None = None, microbatches: int | None = None, chunks: int | None = None
+    what: str | Schedule | Ops | Path,
+    workers: int | None = None,
+    microbatches: int | None = None,
+    chunks: int | None = None,
 ) -> Plan:
     """Return a plan: of a schedule's name or function and numbers for it, or of a text or lists, which have their own.
 
@@ -181,8 +185,9 @@ def schedule(
     rpcbench.base.errors.PipelineError: this schedule never ends: ops[0][1] = 0B0 waits for 1B0 at ops[1][0]; ...
 
     Args:
-        what: a name, a function, or operations. A text has a line per worker and a word per op: stage, F, B, I, W, R or
-            U, micro-batch.
+        what: a name, a function, or operations. A text has a line per worker and a word per op: stage, F, B, I, W or
+            R, micro-batch. Operations may be torch's: the path of a CSV of its schedules, or the lists of its
+            `get_schedule_ops`, of which transfers are left out.
         workers: number of workers, for a name or function.
         microbatches: number of micro-batches, for a name or function.
         chunks: stages per worker; by default the schedule's own.
@@ -213,7 +218,11 @@ def schedule_function(what: str | Schedule) -> Schedule:
     return what
 
 
-def _make_ops(what: str | Schedule | Ops, workers: int | None, microbatches: int | None, chunks: int | None) -> Any:
+def _make_ops(
+    what: str | Schedule | Ops | Path, workers: int | None, microbatches: int | None, chunks: int | None
+) -> Any:
+    if isinstance(what, Path):
+        what = parse_ops(what.read_text(encoding="utf-8").replace(",", " "))
     if isinstance(what, list) or (isinstance(what, str) and is_ops_text(what)):
         if (workers, microbatches, chunks) != (None, None, None):
             raise PipelineError("operations have numbers of their own: leave out workers, microbatches and chunks")

@@ -117,9 +117,10 @@ def describe_position(place: StepPosition, step: int, ops: Sequence[Op]) -> str:
 
 
 KEPT_STEPS = 8  # steps whose rows a worker keeps
-RUNNING, DONE, FAILED = "running", "done", "failed"
-Ended = tuple[float, int, int, bool]
-"""When an operation ended, bytes sent to other stages, bytes that its stage then held, whether it failed."""
+RUNNING, DONE, FAILED, INTERRUPTED = "running", "done", "failed", "interrupted"
+Ended = tuple[float, int, int | None, bool]
+"""When an operation ended, bytes sent to other stages, bytes that its stage then held, whether it failed. Bytes held
+are None where they are not known."""
 _RUNNING = (None, 0, None, False)  # in place of an Ended that is still to come
 
 
@@ -167,7 +168,18 @@ class StepRecord:
         if self._bus.listening:  # a row costs more than a stamp
             self._report_op("OpStarted")
 
-    def end_op(self, sent: int, held: int, failed: bool = False) -> None:
+    def expect_op(self, op: Op) -> None:
+        """Let the next operation be this one, before the others that the plan has left."""
+        done, left = self._ops[: len(self._began)], [*self._ops[len(self._began) :]]
+        if left and left[0] == op:
+            return
+        with contextlib.suppress(ValueError):  # the plan does not have it
+            left.remove(op)
+        self._ops = (*done, op, *left)
+        self.row = {**self.row, "plan": [str(each) for each in self._ops]}
+        self.emit_event("StepReordered")
+
+    def end_op(self, sent: int, held: int | None, failed: bool = False) -> None:
         """Record its end: `sent` bytes for other stages; its stage now holds `held` bytes of activations."""
         self._ended.append((monotonic(), sent, held, failed))
         if self._bus.listening:
@@ -178,7 +190,7 @@ class StepRecord:
         self._bus.record_change(kind, "ops", f"{self.key}.{index}", partial(self._row_of, index))
 
     def end_step(self, state: str, **more: float | None) -> None:
-        """Record the end of the step on this worker, DONE or FAILED, and more fields of its row."""
+        """Record the end of the step on this worker, DONE, FAILED or INTERRUPTED, and more fields of its row."""
         self.row = {**self.row, "state": state, **more}
         self.emit_event("StepEnded")
 
@@ -216,23 +228,38 @@ class OpLog:
         )
 
     def open_step(
-        self, step: int, plan: str, workers: Sequence[int], ideal: float | None, samples: int, replica: int | None
+        self,
+        run: str,
+        step: int,
+        plan: str,
+        workers: Sequence[int],
+        ideal: float | None,
+        samples: int | None,
+        replica: int | None,
     ) -> StepRecord:
-        """Begin a step, and drop the rows of steps long before it. `plan`: the operations here; `workers`: all that
-        take part; `ideal`: idle share of the schedule, None in evaluation, which drops no step that trains; `samples`:
-        of the batch; `replica`: that of these stages, where there are several."""
-        # A list, because other threads read the dict; `pop` with a default, as two steps may begin at once.
-        old_steps = [logged.row for logged in self._kept_steps() if logged.row["step"] <= step - KEPT_STEPS]
-        for old in [row["step"] for row in old_steps if row["ideal"] is None or ideal is not None]:
+        """Begin a step, and drop the rows of steps long before it.
+
+        Args:
+            run: What counts the steps, alike on all workers: "" for this package's pipelines, which have one count.
+            step: Its number.
+            plan: The operations here.
+            workers: The ids of all that take part.
+            ideal: Idle share of the schedule; None in evaluation, which drops no step that trains.
+            samples: Those of the batch, if this worker knows it.
+            replica: Which one these stages are, where there are several.
+        """
+        for old in [row["step"] for row in [logged.row for logged in self._kept_steps()] if _is_over(row, step, ideal)]:
+            # With a default, as two steps may begin at once.
             if (logged := self._steps.pop(old, None)) is not None and self._bus.listening:
                 logged.emit_removal()
         row: Row = {
+            "run": run,
             "step": step,
             "worker": self._id,
             "workers": list(workers),
             "plan": plan.split(),
             "ideal": ideal,
-            "samples": samples,
+            **({} if samples is None else {"samples": samples}),
             "replica": replica,
             "state": RUNNING,
         }
@@ -241,4 +268,11 @@ class OpLog:
         return logged
 
     def _kept_steps(self) -> list[StepRecord]:
-        return list(self._steps.values())
+        return list(self._steps.values())  # a list, because other threads read the dict
+
+
+def _is_over(old: Row, step: int, ideal: float | None) -> bool:
+    """Return whether a new step displaces an old one: that of its number, of another pipeline, or one long ago."""
+    if old["step"] == step:
+        return True
+    return old["step"] <= step - KEPT_STEPS and (old["ideal"] is None or ideal is not None)

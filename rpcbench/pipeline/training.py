@@ -32,7 +32,7 @@ from rpcbench.pipeline.batch import Batch, BatchRunner, StepResult
 from rpcbench.pipeline.driver import WorkerGroup
 from rpcbench.pipeline.stage import StageWorker
 from rpcbench.pipeline.tasks import Metric
-from rpcbench.runtime.jobs import DONE, INTERRUPTED, STOPPED, JobCounts, count_items, end_state
+from rpcbench.runtime.jobs import DONE, INTERRUPTED, STOPPED, JobCounts, count_items, end_state, make_bar
 
 BeginJob = Callable[[int | None, str], JobCounts]
 """(number of steps or None, name of one) -> the job of a `fit`."""
@@ -52,6 +52,8 @@ class Progress:
         self._job: JobCounts | None = None
         self._bar: Any = None
         self._epoch, self._loss = 0, math.nan
+        self._steps = self._number = 0  # steps of this run; the number of the last one among those of all pipelines
+        self._runs = False  # a step that is not counted yet
         self.ended = DONE
         self._samples = 0  # of all steps, for samples per second
         self._began = self._looked = 0.0
@@ -61,9 +63,7 @@ class Progress:
         self._job = self._begin_job(self._total, "step")
         self._job.describe = self._describe
         if self._shown:
-            from tqdm.auto import tqdm  # not earlier: its import decides whether this is a notebook
-
-            self._bar = tqdm(total=self._total, unit="step")
+            self._bar = make_bar(self._total, "step")
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -74,7 +74,8 @@ class Progress:
 
     def _describe(self) -> str:
         loss = "" if math.isnan(self._loss) else f", loss {self._loss:.4g}"
-        return f"epoch {self._epoch + 1} of {self._epochs}{loss}"
+        among = f", step {self._number:,} of all pipelines" if self._number != self._steps else ""
+        return f"epoch {self._epoch + 1} of {self._epochs}{loss}{among}"
 
     def show_epoch(self, number: int) -> None:
         self._epoch = number
@@ -82,17 +83,21 @@ class Progress:
             self._bar.set_description(f"epoch {number + 1}/{self._epochs}")
 
     def begin_step(self) -> None:
+        self._runs = True
         if self._job is not None:
             self._job.begin_item()
 
     def fail_step(self) -> None:
-        if self._job is not None:
+        """Count a step that has failed, unless it has changed the model: then it is counted already."""
+        if self._job is not None and self._runs:
             self._job.end_item(failed=True)
 
     def show_step(self, result: StepResult) -> None:
         """Count a step, and show its loss, idle share and the samples per second."""
+        self._runs = False
         self._samples += result.samples
         self._loss = result.loss
+        self._steps, self._number = self._steps + 1, result.step
         if self._job is not None:
             self._job.end_item()
         if self._bar is None:
@@ -275,14 +280,13 @@ class Fit:
         for x, y in iterate_pairs(self.loader):
             progress.begin_step()
             try:
-                result = self._train_batch(x, y)
+                result = self._train_batch(x, y, progress)
             except Exception:
                 progress.fail_step()
                 raise
             total += result.loss * (1 if self.sums else result.samples)
             samples += result.samples
             self._step_schedulers("step", result.loss)
-            progress.show_step(result)
             if self.on_step is not None:
                 self.on_step(result)
         self.history.epochs.append(total if self.sums else total / samples)
@@ -302,7 +306,7 @@ class Fit:
         if self.rates is not None and self.lr_step == ended:
             self.rates.step(*([value] if self.rates.needs_value else []))
 
-    def _train_batch(self, x: Any, y: Any) -> StepResult:
+    def _train_batch(self, x: Any, y: Any, progress: Progress) -> StepResult:
         with self.accumulate() as batch:
             try:
                 if self.clip is None:
@@ -314,4 +318,5 @@ class Fit:
             finally:
                 if batch.applied:  # also if Ctrl-C has come since: the step counts
                     self.history.losses.append(batch.result.loss)
+                    progress.show_step(batch.result)
         return batch.result

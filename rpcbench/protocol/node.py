@@ -89,7 +89,7 @@ class Node:
         self.delivery = Delivery(me.incarnation, lossy)
         self.gone = DepartedMembers()
         # Messages of processes that no View has named yet: (sequence number, message, time), by sender.
-        self._early: dict[int, list[tuple[int, m.Message, float]]] = {}
+        self._early: dict[int, list[tuple[int, m.Message, float, float]]] = {}
         self._handlers: dict[type[Any], Callable[[int, Any, float], Outcome]] = {
             m.Call: self._on_request,
             m.Create: self._on_create,
@@ -119,8 +119,13 @@ class Node:
         }
 
     # -- received messages
-    def handle_message(self, source: int, seq: int, message: m.Message, now: float) -> Effects:
-        """Process a message that has arrived."""
+    def handle_message(
+        self, source: int, seq: int, message: m.Message, now: float, made: float | None = None
+    ) -> Effects:
+        """Process a message that has arrived `now`, by the clock of deadlines, which may stand still.
+
+        `made`: the time by the clock of rows, for an RRef that it creates; `now` by default."""
+        self.rrefs.made = now if made is None else made
         pair = self.delivery.pairs.get(source)
         if pair is None or seq >> SEQUENCE_COUNT_BITS != pair.stamp:
             pair = self._pair_of_sender(source, seq, message, now)
@@ -160,7 +165,7 @@ class Node:
         if isinstance(message, m.Join | m.View):
             return self.delivery.create_pair(source, incarnation)
         # Until a View names the sender, this member would not learn of its end: hold all else back.
-        self._early.setdefault(source, []).append((seq, message, now))
+        self._early.setdefault(source, []).append((seq, message, now, self.rrefs.made))
         return None
 
     def _on_request(self, source: int, message: Request, now: float) -> Outcome:
@@ -170,7 +175,7 @@ class Node:
         return effects + self.calls.request_arrived(source, message, pending, now), outbox
 
     def _on_create(self, source: int, message: m.Create, now: float) -> Outcome:
-        created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now, message.origin)
+        created = self.rrefs.on_create(source, message.rref, message.fork, message.label, message.origin)
         effects, outbox = self._on_request(source, message, now)
         return effects, created + outbox
 
@@ -191,7 +196,7 @@ class Node:
         return self._not_run(dropped, CallCancelled("the caller cancelled it before it ran"))
 
     def _on_create_failed(self, source: int, message: m.CreateFailed, now: float) -> Outcome:
-        created = self.rrefs.on_create(source, message.rref, message.fork, message.label, now)
+        created = self.rrefs.on_create(source, message.rref, message.fork, message.label)
         error = ConnectionLostError(f"RRef creation via rpc.remote() failed: {message.reason}", False)
         return self.rrefs.creation_failed(message.rref, error), created
 

@@ -135,6 +135,7 @@ class RRefs:
         self.owned: dict[Id, Owned] = {}
         self.users: dict[Id, User] = {}  # by fork
         self.children: dict[Id, Id] = {}  # child fork → parent fork
+        self.made = 0.0  # when an RRef is made that the message in hand creates
         self._incarnation = incarnation
         self._serial = 0
         self._departed_processes: set[tuple[int, int]] = set()  # (id, incarnation) of lost members
@@ -154,7 +155,7 @@ class RRefs:
         return rref, fork
 
     def share_rref(
-        self, rref: Id, fork: Id | None, type_: str, to: int, now: float, size: int | None = None,
+        self, rref: Id, fork: Id | None, type_: str, to: int, made: float, size: int | None = None,
         origin: Origin | None = None,
     ) -> Fork:  # fmt: skip
         """Fork an RRef for a message to `to`. `fork` is the user's own; None if this owner holds the value itself."""
@@ -164,7 +165,7 @@ class RRefs:
             if owned is None:
                 # with a fork of its own, the creating call is still in transit, from this member to itself
                 state = READY if user is None else NAMED
-                owned = self.owned[rref] = Owned(state, type_, now, size, origin)
+                owned = self.owned[rref] = Owned(state, type_, made, size, origin)
             owned.forks[child] = to
             self._tell_owned("ForkAdded", rref)
             return Fork(rref, self.me, child, self.me, type_, self._incarnation)
@@ -214,12 +215,10 @@ class RRefs:
             self._tell_owned("RRefNamed", rref)
         return True
 
-    def on_create(
-        self, source: int, rref: Id, fork: Id, type_: str, now: float, origin: Origin | None = None
-    ) -> Outbox:
+    def on_create(self, source: int, rref: Id, fork: Id, type_: str, origin: Origin | None = None) -> Outbox:
         owned = self.owned.setdefault(rref, Owned())
         owned.apply_event(CREATE_ARRIVED, rref)
-        owned.type, owned.made, owned.origin = type_, now, origin
+        owned.type, owned.made, owned.origin = type_, self.made, origin
         owned.forks[fork] = source
         self._tell_owned("RRefCreated", rref)
         return [(source, ForkAccept(rref, fork, first=True))]

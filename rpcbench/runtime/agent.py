@@ -50,6 +50,7 @@ class Agent(HandleRuntime):
         self.config = config
         self.running, self.is_fork, self.silent = False, False, NOT_INITIALIZED  # `silent`: the error text of calls
         self.owner: object = None  # the object that this agent belongs to, say a cluster
+        self.ending = f"{self.name} has shut down"  # the error text of calls that wait when it stops
         self.hooks = AgentHooks()
         self._parts: dict[Any, Any] = {}  # features by their class, see `part`
         self._parts_lock = threading.RLock()  # re-entrant: a part may ask for another one while it is made
@@ -112,7 +113,7 @@ class Agent(HandleRuntime):
             if graceful and leaving:
                 self.machine.flush_messages(FLUSH_SECONDS)
             if leaving:  # before other members, which end at the same time, can count as lost
-                self.calls.pending.fail_all(ShutdownError(f"{self.name} has shut down"))
+                self.calls.pending.fail_all(ShutdownError(self.ending))
             self.machine.feed_event(lambda node: node.process_outcome(node.members.announce_ready(leaving)))
             if leaving:
                 seconds = FLUSH_SECONDS if graceful else LAST_WORDS_SECONDS
@@ -139,7 +140,7 @@ class Agent(HandleRuntime):
         self.links.heartbeat.stop()
         self.links.peers.close()
         self.links.maintenance.stop()
-        self.calls.pending.fail_all(ShutdownError(f"{self.name} has shut down"))  # no reply can resolve a call any more
+        self.calls.pending.fail_all(ShutdownError(self.ending))  # no reply can resolve a call any more
         self.links.bootstrap.release_waiters()
         self.links.closing.set()
         self.links.bus.changes_ready.notify_all()
@@ -150,6 +151,8 @@ class Agent(HandleRuntime):
         """Mark the agent as stopped in a forked child, where none of its threads exist."""
         self.running, self.is_fork, self.silent = False, True, FORKED.format(self.name)
         self.links.peers.after_fork()
+        for job in self.hooks.on_fork:
+            job()
 
     # -- calling
     def call(

@@ -16,7 +16,10 @@ from rpcbench.base.errors import NOT_INITIALIZED
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.server import caller_id, cancelled
 
-__all__ = ["caller_id", "cancelled", "current_agent", "find_current", "make_current", "start_agent", "use_agent"]
+__all__ = [
+    "caller_id", "cancelled", "current_agent", "find_current", "make_current", "running_agents", "start_agent",
+    "use_agent",
+]  # fmt: skip
 _innermost: ContextVar[Agent | None] = ContextVar("rpcbench_agent", default=None)
 _started: list[Agent] = []  # in the order of `start_agent`; the last one is current
 _lock = threading.Lock()  # for changes of `_started`; a read is one step
@@ -41,6 +44,11 @@ def find_current() -> Agent | None:
         return _started[-1]  # one step, so agents may start or end meanwhile
     except IndexError:
         return None
+
+
+def running_agents() -> list[Agent]:
+    """Return the agents of this process that run; the current one of threads without their own is the last."""
+    return [agent for agent in list(_started) if agent.running]
 
 
 def start_agent(agent: Agent, timeout: float) -> None:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from rpcbench.base.errors import DeadlockError
 from rpcbench.base.futures import Future
-from rpcbench.base.ids import Id
+from rpcbench.base.ids import Id, Row
 from rpcbench.protocol.calls import CallKey, Fact, Inquiry, Need
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current
@@ -213,6 +213,29 @@ def _format_stack(places: Iterable[str]) -> list[str]:
     return [f"      {place}" for place in places]
 
 
+def list_waits(members: Mapping[int, str], found: Mapping[int, Answer]) -> list[Row]:
+    """Return the waits of a world as rows. Of a thread that serves no call, `call` and `caller` are "", and `seconds`
+    is None; of a call, `thread` is "". `needs`: the calls that it waits for, `on` which member each; `call` is "" there
+    where that member reports no such call."""
+    facts = {fact.call: fact for said, _ in found.values() for fact in said}
+
+    def row(at: int, state: str, needs: Iterable[Need], places: Iterable[str], **about: Any) -> Row:
+        calls = [(facts.get(need.call), need.at) for need in needs]
+        named = [{"call": fact.label if fact else "", "on": members.get(on, f"worker {on}")} for fact, on in calls]
+        other = {"thread": "", "call": "", "caller": "", "seconds": None}
+        return {"member": members[at], "state": state, **other, **about, "needs": named, "places": list(places)}
+
+    rows = []
+    for at, (said, others) in sorted(found.items()):
+        for other in others:
+            rows.append(row(at, "waits" if other.needs else "runs", other.needs, other.places, thread=other.thread))
+        for fact in said:
+            caller = members.get(fact.call.caller, f"worker {fact.call.caller}")
+            about = {"call": fact.label, "caller": caller, "seconds": round(fact.seconds, 3)}
+            rows.append(row(at, fact.state, fact.needs, fact.places, **about))
+    return rows
+
+
 ASK, TOLD, BREAK = "waits.ask", "waits.told", "waits.break"  # channels
 _THREADS = "threads"  # a question about all calls, and all threads of the user's program, also those that wait for none
 _ANSWER_SECONDS = 1.0
@@ -250,6 +273,17 @@ class Watchdog:
         chosen = {self._agent.member(name).id: name for name in names}
         found = self.ask_members({id_: _THREADS if id_ in chosen else None for id_, _ in members})
         return {name: deadlock_report(members, found, name) for id_, name in chosen.items() if id_ in found}
+
+    def read_waits(self) -> tuple[list[Row], str]:
+        """Return a row for each thread of the user's program on any member, and each call that is served, see
+        `list_waits`; and a sentence on calls that wait for each other in a circle, or ""."""
+        members = {info.id: info.name for info in self._agent.members()}
+        found = self.ask_members(dict.fromkeys(members, _THREADS))
+        inquiry = Inquiry([])
+        inquiry.add_facts(fact for said, _ in found.values() for fact in said)
+        circle = inquiry.find_cycle()
+        words = describe_cycle(circle, lambda at: members.get(at, f"worker {at}")) if circle else ""
+        return list_waits(members, found), words
 
     def awaited_members(self) -> set[int]:
         """Return the other members, by id, that serve calls for which a thread of this process waits now."""

@@ -162,7 +162,8 @@ class EventLog:
             self._clear_if_empty()
 
     def feature_tables(self) -> Tables:
-        return {name: provider() for name, provider in self._tables.items()}
+        tables = self._tables.copy()  # a feature may begin meanwhile, on another thread
+        return {name: provider() for name, provider in tables.items()}
 
 
 _FAILED = (

@@ -254,8 +254,10 @@ class RRefHandle:
 
     def _check_alive(self, use: str) -> None:
         """Raise RpcError if the value was released, by the user or by the agent's shutdown."""
-        if self._released or (self._fork is not None and not self._agent.running):
+        if self._released:
             raise RpcError(f"{self!r} has been released. Cannot call {use} after deletion.")
+        if self._fork is not None and not self._agent.running:
+            raise RpcError(f"{self!r} is gone: RPC was shut down here. Cannot call {use} after deletion.")
 
 
 class OutgoingHandles:

@@ -69,6 +69,7 @@ class AgentHooks:
     on_long_wait: list[Callable[[float], object]] = field(default_factory=list)  # by a thread that waits, with seconds
     on_leave: list[Job] = field(default_factory=list)  # by `shutdown`, before other members can notice it
     on_end: list[Job] = field(default_factory=list)  # by `stop`
+    on_fork: list[Job] = field(default_factory=list)  # in a forked child, where the agent is no longer
 
     def enter_thread(self) -> None:
         for job in self.on_thread:

@@ -39,6 +39,18 @@ def count_items(items: object) -> int | None:
         return None
 
 
+def make_bar(total: int | None, unit: str, delay: float = 0.0) -> Any:
+    """Return tqdm's bar. In a narrow cell of a notebook its texts stand below it, and it keeps a width."""
+    from tqdm.auto import tqdm  # not earlier: its import decides whether this is a notebook
+
+    bar = tqdm(total=total, unit=unit, delay=delay)
+    if total and (container := getattr(bar, "container", None)) is not None:
+        container.layout.flex_flow = "row wrap"
+        layout = container.children[1].layout
+        layout.width, layout.flex, layout.min_width, layout.max_width = "auto", "1 1 60px", "60px", "300px"
+    return bar
+
+
 def end_state(error: BaseException) -> tuple[str, str]:
     """Return how a job ends with this error, and the error in words."""
     if isinstance(error, StopIteration | StopAsyncIteration):
@@ -58,11 +70,11 @@ class JobCounts:
         self._about = about
         self._report_change = report_change
         self._lock = threading.Lock()  # guards all below, and `has_ended`
-        self._running = self._done = self._failed = 0
+        self._running = self._done = self._failed = self._cancelled = 0
         self._state, self._error, self._note = RUNS, "", ""
         self._began = self._counted = time.monotonic()  # start, and the last count
         self._end: float | None = None
-        self._marks: deque[tuple[float, int]] = deque([(self._began, 0)], _MARKS)  # time, items that had ended
+        self._marks: deque[tuple[float, int]] = deque([(self._began, 0)], _MARKS)  # time, items that were done
 
     def begin_item(self) -> None:
         """Count an item that runs."""
@@ -82,11 +94,11 @@ class JobCounts:
             self._failed += failed
             self._counted = now
             if now - self._marks[-1][0] >= _MARK_SECONDS:
-                self._marks.append((now, self._done + self._failed))
+                self._marks.append((now, self._done))
         self._report_change()
 
     def end(self, state: str, error: str = "") -> None:
-        """End the job, with one of the states above. Only its first end counts."""
+        """End the job, with one of the states above, and its items that run. Only its first end counts."""
         describe = self.describe
         note = describe() if describe is not None else ""
         with self._lock:
@@ -95,21 +107,22 @@ class JobCounts:
             self.has_ended, self._end = True, time.monotonic()
             if state == STOPPED and self._done == self._about["total"]:
                 state = DONE  # nobody asked whether there were more
-            self._state, self._error, self._note, self.describe, self._running = state, error, note, None, 0
+            self._state, self._error, self._note, self.describe = state, error, note, None
+            self._cancelled, self._running = 0 if state == DONE else self._running, 0
         self._report_change()
 
     def make_row(self) -> Row:
         describe = self.describe
         note = self._note if describe is None else describe()
         with self._lock:
-            ended = self._done + self._failed
             # Of what has ended the rate is the mean: it stands beside the whole time.
             at, before = self._marks[0] if self._end is None else (self._began, 0)
             seconds = (self._end or self._counted) - at
             return {
                 **self._about, "running": self._running, "done": self._done, "failed": self._failed,
-                "state": self._state, "error": self._error, "note": note, "began": self._began, "end": self._end,
-                "counted": self._counted, "rate": (ended - before) / seconds if seconds > 0 else None,
+                "cancelled": self._cancelled, "state": self._state, "error": self._error, "note": note,
+                "began": self._began, "end": self._end, "counted": self._counted,
+                "rate": (self._done - before) / seconds if self._done and seconds > 0 else None,
             }  # fmt: skip
 
 

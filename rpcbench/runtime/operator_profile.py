@@ -13,13 +13,11 @@ Another member begins and ends it by calls, which pool threads run, so it works 
 from __future__ import annotations
 
 import contextlib
-import heapq
 import os
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psutil
@@ -33,38 +31,20 @@ from rpcbench.base.errors import RpcError
 from rpcbench.runtime import current
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
+from rpcbench.runtime.operator_columns import CPU, Identity, Operator, OperatorColumns, OperatorSum
+from rpcbench.runtime.operator_kinds import COMMUNICATION, OTHER, KindSeconds, Spans, classify_operator
 from rpcbench.runtime.operator_memory import UNKNOWN_BLOCK, AllocationMeter, leave_block
+from rpcbench.runtime.operator_parts import PartColumns, PartSum
 
 KEPT = 100_000  # operators of a member
 SAMPLE_SECONDS = 0.01  # between two samples of memory, at first
 SAMPLES = 4096
 """Samples at most: then every other one is dropped, and the time between two doubles."""
-CPU = "CPU"
 _profile: Any = torch_profiler.profile  # as the next, without annotations
 _cuda: Any = torch.cuda
+_NUMBER_BITS = 44  # of autograd's numbers of operators, each of which counts on one thread
 _TORCH_INNER = "profiler::_record_function_"
 """The operators by which torch begins and ends a `record_function`."""
-
-
-class Operator(NamedTuple):
-    """One run of an operator."""
-
-    name: str
-    track: str  # the thread, or the stream of a GPU
-    begin: float  # seconds of the member's clock
-    seconds: float
-    device: str = CPU
-    alone: bool = True  # False: it ends on another thread, so others of its thread may overlap it
-
-
-class OperatorSum(NamedTuple):
-    """All runs of an operator."""
-
-    name: str
-    device: str
-    calls: int
-    own: float  # seconds without the operators that it called; 0 for those that others overlap
-    seconds: float  # with them
 
 
 class MemberProfile(NamedTuple):
@@ -75,6 +55,10 @@ class MemberProfile(NamedTuple):
     memory: list[tuple[float, dict[str, int]]]  # time; bytes of the process, and of torch on each GPU
     left_out: int = 0  # operators, the shortest ones
     allocated: dict[str, int] | None = None  # bytes by operator; None if nobody asked for them
+    kinds: KindSeconds | None = None
+    computed: Spans | None = None  # when it computed, as `kinds` counts it, on the clock of its operators
+    parts: Sequence[PartSum] = ()  # of the model, and that of operators without one
+    flops: float | None = None  # of its matrix products, convolutions and attention; None where shapes are unknown
 
 
 def begin_profile(owner: int, number: int, allocations: bool = False) -> None:
@@ -182,10 +166,12 @@ class _Session:
         self._ahead = _clock_offset()
         with _without_notices():
             self._profiler.__enter__()
+        self._began = self._ended = time.monotonic()
         self._memory = _MemorySampler()
 
     def stop_profiling(self) -> None:
         """End it without a result."""
+        self._ended = time.monotonic()
         self._memory.stop_sampling()
         self._profiler.__exit__(None, None, None)
 
@@ -193,8 +179,9 @@ class _Session:
         self.stop_profiling()
         threads = {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id}
         threads[os.getpid()] = threading.main_thread().name  # after a fork Python still has the id in the parent
-        found = collect_operators(self._profiler.kineto_results.events(), self._ahead, threads)
-        return bounded_profile(found, self._memory.samples)
+        found, parts = collect_operators(self._profiler.kineto_results.events(), self._ahead, threads)
+        made = bounded_profile(found, self._memory.samples, self._ended - self._began)
+        return made._replace(parts=parts.sum_parts(found))
 
 
 def _clock_offset() -> int:
@@ -205,60 +192,53 @@ def _clock_offset() -> int:
     return stamp - (before + after) // 2
 
 
-def bounded_profile(found: list[Operator], memory: list[tuple[float, dict[str, int]]]) -> MemberProfile:
-    """Return the profile of these operators, with the longest `KEPT` of them."""
-    # The longest: an operator that called a kept one is longer, and so kept, too.
-    kept = heapq.nlargest(KEPT, found, key=lambda one: one.seconds) if len(found) > KEPT else found
-    return MemberProfile(kept, sum_operators(found), memory, len(found) - len(kept))
+def bounded_profile(
+    found: OperatorColumns, memory: list[tuple[float, dict[str, int]]], span: float | None = None
+) -> MemberProfile:
+    """Return the profile of these operators, with the longest `KEPT` of them. `span`: the seconds of the profile."""
+    kept = found.find_longest(KEPT)
+    sums = found.sum_operators()
+    kinds, computed = found.measure_kinds(span)
+    return MemberProfile(kept, sums, memory, len(found) - len(kept), kinds=kinds, computed=computed)
 
 
-def collect_operators(events: Iterable[Any], ahead: int, threads: Mapping[int, str]) -> list[Operator]:
-    """Return the operators among torch's events, whose stamps are `ahead` nanoseconds before our clock."""
-    found = []
+def collect_operators(
+    events: Iterable[Any], ahead: int, threads: Mapping[int, str]
+) -> tuple[OperatorColumns, PartColumns]:
+    """Return the operators among torch's events, whose stamps are `ahead` nanoseconds before our clock, and parts."""
+    found, parts = OperatorColumns(), PartColumns()
     for event in events:
-        if event.is_hidden_event() or event.name().startswith(_TORCH_INNER):
+        name: str = event.name()
+        if event.is_hidden_event() or name.startswith(_TORCH_INNER):
             continue
         device, place = event.device_type().name, event.device_resource_id()
         track = threads.get(place, f"thread {place}")
         if device != CPU:
             track = f"{device} {event.device_index()}, stream {place}"
         alone = not event.is_async() and event.start_thread_id() == event.end_thread_id()
-        times = (event.start_ns() - ahead) * 1e-9, event.duration_ns() * 1e-9
-        found.append(Operator(event.name(), track, *times, device, alone or device != CPU))
-    return found
+        kind = classify_operator(name, event.activity_type(), device != CPU)
+        identity = name, track, device, alone or device != CPU, kind
+        begin, seconds = (event.start_ns() - ahead) * 1e-9, event.duration_ns() * 1e-9
+        found.add_operator(identity, begin, seconds)
+        _collect_part(parts, event, identity, begin, seconds)
+    return found, parts
 
 
-def sum_operators(found: Iterable[Operator]) -> list[OperatorSum]:
-    """Return the sums by operator, in the order of their own time, longest first."""
-    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for one, own in _own_seconds(found):
-        total = totals[one.name, one.device]
-        for n, more in enumerate((1, own, one.seconds)):
-            total[n] += more
-    made = [OperatorSum(*key, int(calls), own, seconds) for key, (calls, own, seconds) in totals.items()]
-    return sorted(made, key=lambda one: (-one.own, one.name))
-
-
-def _own_seconds(found: Iterable[Operator]) -> Iterator[tuple[Operator, float]]:
-    """Yield each operator with its seconds without those of the operators that it called."""
-    # An operator called by another one lies within it, on the same track.
-    inside: list[tuple[Operator, list[float]]] = []  # those that have not ended, each with its own seconds
-    for one in sorted(found, key=lambda one: (one.track, one.begin, -one.seconds)):
-        while inside and (inside[-1][0].track != one.track or _end_time(inside[-1][0]) <= one.begin):
-            outer, (own,) = inside.pop()
-            yield outer, max(0.0, own)
-        if not one.alone:
-            yield one, 0.0
-            continue
-        if inside:
-            inside[-1][1][0] -= one.seconds
-        inside.append((one, [one.seconds]))
-    for outer, (own,) in inside:
-        yield outer, max(0.0, own)
-
-
-def _end_time(one: Operator) -> float:
-    return one.begin + one.seconds
+def _collect_part(parts: PartColumns, event: Any, identity: Identity, begin: float, seconds: float) -> None:
+    """Take the events that assign operators to parts of the model: annotations, autograd's numbers, launches."""
+    name, track, device, alone, kind = identity
+    if device != CPU:
+        parts.add_kernel(event.correlation_id(), seconds, kind)
+    elif event.is_user_annotation():
+        if alone and kind != COMMUNICATION:
+            parts.add_range(name, track, begin, seconds)
+    elif kind == OTHER:  # a call of the driver
+        parts.launches.add_point(event.correlation_id(), parts.number_thread(track), begin)
+    elif (number := event.sequence_nr()) >= 0:
+        of_backward = event.fwd_thread_id()  # 0 for a forward operator
+        points = parts.backward if of_backward else parts.forward
+        link = (of_backward or event.start_thread_id()) << _NUMBER_BITS | number
+        points.add_point(link, parts.number_thread(track), begin)
 
 
 class _MemorySampler:
@@ -286,7 +266,7 @@ class _MemorySampler:
         self._take_sample()
 
     def _take_sample(self) -> None:
-        found = {"process": int(self._process.memory_info().rss)}
+        found = {"resident": int(self._process.memory_info().rss)}
         if _cuda.is_initialized():
             found |= {f"GPU {n}": _cuda.memory_allocated(n) for n in range(_cuda.device_count())}
         self.samples.append((time.monotonic(), found))

@@ -176,7 +176,7 @@ class AgentCalls:
         # Numbers of calls differ between incarnations, as a call may outlive its caller.
         first, deadlines = agent.incarnation << COUNTER_BITS, links.maintenance.deadlines
         self.pending = PendingCalls(first, machine, effects, pool.spawn_job, deadlines, hooks.report_wait)
-        self.values = ObjectStore(agent, machine, effects, pool.spawn_job, make, links.clock, hooks)
+        self.values = ObjectStore(agent, machine, effects, pool.spawn_job, make, hooks)
         self.parcels = Parcels(self.values, machine, effects)
         self.sources = SourceCheck(agent.id, links.members, links.channels, notify)
         self._agent, self._machine, self._links = agent, machine, links

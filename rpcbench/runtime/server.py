@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -277,8 +278,8 @@ class MessageDispatcher:
         self._handle_message(source, seq, message)
 
     def _handle_message(self, source: int, seq: int, message: m.Message) -> None:
-        now = self._agent.links.interceptors.clock()
-        self._agent.machine.feed_event(lambda node: node.handle_message(source, seq, message, now))
+        now, made = self._agent.links.interceptors.clock(), time.monotonic()
+        self._agent.machine.feed_event(lambda node: node.handle_message(source, seq, message, now, made))
 
     def _begin_call(self, effect: fx.Enqueue) -> None:
         ready = self._agent.links.bootstrap.ready

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -197,7 +198,6 @@ class ObjectStore:
         effects: EffectTable,
         spawn: Callable[[Job], None],
         make: MakeHandle,
-        clock: Callable[[], float],
         hooks: AgentHooks,
     ) -> None:
         self.codec = Codec()
@@ -210,7 +210,6 @@ class ObjectStore:
         self._make = make
         # for messages without forks
         self._bare = IncomingHandles(handle_runtime, (), self.make_handle, self.make_named_handle)
-        self._clock = clock
         self._on_long = hooks.report_wait
         # Taken before the node's lock, so that the values kept here match the RRefs that the node owns.
         self._lock = threading.Lock()
@@ -287,18 +286,18 @@ class ObjectStore:
 
     def _share_handles(self, handles: list[RRefHandle], to: int) -> tuple[Fork, ...]:
         """Fork the RRefs for `route_to` in one step, and keep the values that are shared for the first time."""
-        now = self._clock()
+        now = time.monotonic()
         forks: list[Fork] = []
 
         def share(node: Node) -> None:
             for h in handles:
-                size, origin = new.get(h._rref, (None, None))
-                forks.append(node.rrefs.share_rref(h._rref, h._fork, h._type, to, now, size, origin))
+                made, size, origin = new.get(h._rref, (now, None, None))
+                forks.append(node.rrefs.share_rref(h._rref, h._fork, h._type, to, made, size, origin))
 
         try:
             with self._lock:
                 new = {
-                    h._rref: _size_and_origin(h._value)
+                    h._rref: _facts_of(h._value, now)
                     for h in handles
                     if h._value is not None and h._rref not in self._kept
                 }
@@ -391,7 +390,8 @@ class ObjectStore:
         """Make a handle on a value of this process, as its owner."""
         future: Future[Any] = Future()
         future.set_result(value)
-        future.origin = self.current_cell()  # type: ignore[attr-defined]
+        # the clock of rows: that of the links may stand still
+        future.beginning = time.monotonic(), self.current_cell()  # type: ignore[attr-defined]
         rref = self._machine.read_node(lambda node: node.rrefs.new_id())
         return self._make_located_handle(rref, self._agent.id, None, future, type_of(value))
 
@@ -492,9 +492,12 @@ class ObjectStore:
             return self._sites.get(rref)
 
 
-def _size_and_origin(value: Future[Any]) -> tuple[int | None, Origin | None]:
-    """Return size and origin of a value that `make_owner_handle` was given."""
-    return (size_of(value.value()), value.origin) if hasattr(value, "origin") else (None, None)
+def _facts_of(value: Future[Any], now: float) -> tuple[float, int | None, Origin | None]:
+    """Return when a value that `make_owner_handle` was given became an RRef, its size and its origin."""
+    if not hasattr(value, "beginning"):
+        return now, None, None
+    made, origin = value.beginning
+    return made, size_of(value.value()), origin
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from rpcbench.base.errors import SerializationError
+from rpcbench.base.errors import SerializationError, format_bytes
 from rpcbench.serialization.importable import is_importable
 from rpcbench.serialization.tensor_types import unsendable_reason
 
@@ -166,7 +166,7 @@ def _by_name(value: object) -> bool:
 
 def _warning_text(function: FunctionType, where: str, name: str, size: int) -> str:
     return (
-        f"function {function.__qualname__!r} takes its {where} {name!r} along, {size / 2**20:.1f} MB with every call. "
+        f"function {function.__qualname__!r} takes its {where} {name!r} along, {format_bytes(size)} with every call. "
         "Make that once on the worker (in a %%remote cell, or with rpc.remote, and pass the RRef), or pass it as an "
         "argument where it is needed."
     )

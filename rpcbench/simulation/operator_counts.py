@@ -8,7 +8,10 @@ Guarantees
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +63,60 @@ def _is_causal(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bo
     names = [each.name for each in function._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     return bool(given.get("is_causal", False))
+
+
+def count_traced_flops(name: str, shapes: Sequence[Any], values: Sequence[str] | None) -> int:
+    """Return the same for an operator in a trace.
+
+    Args:
+        name: As `aten::mm`.
+        shapes: Of each argument; [] for what is no tensor.
+        values: Of each argument as text; "" for a tensor. None where the trace has none.
+    """
+    function = _traced_operator(name)
+    if function is None:
+        return 0
+    if "convolution" in name:
+        return _count_convolution(shapes, values, backward="backward" in name)
+    count = _CPU_ATTENTION.get(function._opname) or flop_registry[function._overloadpacket]
+    needed = _TRACED.get(function._opname) or (4 if "backward" in name else 3)
+    tensors = [shape for shape in shapes if isinstance(shape, list) and shape][:needed]
+    if len(tensors) < needed:  # nested tensors have no shape
+        return 0
+    names = [each.name for each in function._schema.arguments]
+    given = dict(zip(names, values or (), strict=False))
+    return int(count(*tensors)) // (2 if given.get("is_causal") == "True" else 1)
+
+
+_TRACED = {"mm": 2, "addmm": 3, "bmm": 2, "baddbmm": 3, "_scaled_mm": 2, "convolution": 2, "convolution_backward": 3}
+"""The tensors of products whose operators in traces call no other one of them."""
+
+
+@functools.cache
+def _traced_operator(name: str) -> Any:
+    """Return the operator that a trace names, if it counts; None for all others."""
+    space, _, short = name.partition("::")
+    attends = "dot_product" in short and short.startswith("_") and "math" not in short and "fused" not in short
+    if space != "aten" or not (attends or short in _TRACED):
+        return None
+    packet = getattr(torch.ops.aten, short, None)
+    return None if packet is None else packet.default
+
+
+def _count_convolution(shapes: Sequence[Any], values: Sequence[str] | None, backward: bool) -> int:
+    """Return the operations of a convolution; of its backward pass those for both gradients."""
+    if backward:
+        made, _, weight = shapes[:3]
+        return int(2 * 2 * math.prod(weight) * made[0] * math.prod(made[2:]))
+    (count, _, *sizes), weight = shapes[:2]
+    stride, padding, dilation = (json.loads(text) for text in (values or [])[3:6])
+    if (values or [])[6] == "True":  # transposed: each number of the input meets the whole weight
+        return int(2 * math.prod(weight) * count * math.prod(sizes))
+    made = [
+        (size + 2 * pad - spread * (width - 1) - 1) // step + 1
+        for size, pad, spread, width, step in zip(sizes, padding, dilation, weight[2:], stride, strict=True)
+    ]
+    return int(2 * math.prod(weight) * count * math.prod(made))
 
 
 def count_bytes(function: Any, args: Sequence[Any], kwargs: dict[str, Any], made: Sequence[Tensor]) -> int:

@@ -15,11 +15,15 @@ from rpcbench.distributed.flight_dumps import FlightDump, name_of_rank, parse_du
 from rpcbench.launch.stacks import DumpedThread, StackReport
 from rpcbench.launch.stacks import parse_dump as parse_threads
 from rpcbench.telemetry.debug_pages import DebugServer, RankAnswer
+from rpcbench.telemetry.profile_files import TracedProfile, join_traces
+from rpcbench.telemetry.torch_traces import RankTrace, parse_text
 from rpcbench.telemetry.trace import CollectiveTimeline, dumped_world
 from rpcbench.telemetry.views import World
 
-_STACKS = "/stacks"
+_STACKS, _PROFILE = "/stacks", "/profile"
+MOST_SECONDS = 45.0
 _TORCH = "/site-packages/torch/"
+_FROZEN = "<frozen "  # modules of Python itself: imports
 _RECORDERS = "/fr_trace_json", "/fr_trace_nccl_json"  # of operations of CPUs, and of NCCL
 
 
@@ -29,11 +33,13 @@ class AttachedJob:
     Attributes:
         ranks: Names of the ranks, `rank 0` and so on.
         hosts: The host of each rank.
+        address: `host:port` of rank 0's debug server.
     """
 
     def __init__(self, address: str) -> None:
         self._server = DebugServer.at_address(address)
-        answers = self._server.fetch_answers(_STACKS)
+        self.address = str(self._server)
+        answers = self.read_stacks()
         self.ranks = [name_of_rank(answer.rank) for answer in answers]
         self.hosts = [answer.host for answer in answers]
 
@@ -46,8 +52,11 @@ class AttachedJob:
             ranks: Numbers of ranks, by default all.
         """
         chosen = self._parse_ranks(ranks)
-        answers = self._server.fetch_answers(_STACKS)
-        return StackReport("\n".join(_describe_stack(answer) for answer in answers if answer.rank in chosen))
+        return StackReport("\n".join(describe_stack(each) for each in self.read_stacks() if each.rank in chosen))
+
+    def read_stacks(self) -> list[RankAnswer]:
+        """Return the answer of each rank on its stacks, as text of faulthandler, or an error."""
+        return self._server.fetch_answers(_STACKS)
 
     def _parse_ranks(self, ranks: Iterable[str | int]) -> set[int]:
         chosen = {str(rank).removeprefix("rank") for rank in ranks if rank != "all"}
@@ -75,14 +84,36 @@ class AttachedJob:
         """Return the timeline of the latest collectives: ranks that came last, and those missing in the running one."""
         return CollectiveTimeline.from_world(self.read_world(), last, time.time())
 
+    def profile(self, seconds: float = 1.0) -> TracedProfile:
+        """Profile all ranks at once for some seconds, with torch's profiler, and return their profiles on one clock.
+
+        The job goes on meanwhile, a little slower. Ranks that do not answer are in `missing`, with their reasons.
+
+        Args:
+            seconds: How long. The server waits a minute for its ranks, which then also write their traces.
+
+        Raises:
+            ValueError: That is no time from 0 up to `MOST_SECONDS`.
+            ConnectionError: No rank has answered.
+        """
+        if not 0 < seconds <= MOST_SECONDS:
+            raise ValueError(
+                f"a profile of {seconds:g} s cannot be made: give more than 0 s, and {MOST_SECONDS:g} s at most"
+            )
+        answers = self._server.fetch_answers(f"{_PROFILE}?duration={seconds}")
+        failed = {name_of_rank(answer.rank): answer.error for answer in answers if answer.error}
+        if len(failed) == len(answers):
+            raise ConnectionError(f"no rank has sent its profile: {'; '.join(failed.values())}")
+        traces = [_parse_profile(answer) for answer in answers if not answer.error]
+        return join_traces(traces, failed)
+
     def read_world(self) -> World:
         """Return the present state as views read it: the collectives of all ranks, and remarks on gaps."""
         return dumped_world(self.flight_dumps(), len(self.ranks))
 
     def explain(self) -> str:
         """Return which collectives are under way, which ranks are missing there, and the lines that these run."""
-        answers = self._server.fetch_answers(_STACKS)
-        places = {name_of_rank(answer.rank): _describe_stack(answer) for answer in answers}
+        places = {name_of_rank(answer.rank): describe_stack(answer) for answer in self.read_stacks()}
         world = self.read_world()
         timeline = CollectiveTimeline.from_world(world, now=time.time())
         missing = {name for row in timeline.rows.values() if row["state"] == "open" for name in row["missing"]}
@@ -96,7 +127,8 @@ class AttachedJob:
         return (
             f"A job of {count_noun(len(self.ranks), 'rank')} on {hosts}, through the debug server at {self._server}, "
             "read only.\n"
-            "stack(): the lines of all ranks; collectives(): a timeline; explain(): ranks that are missing, and where."
+            "stack(): the lines of all ranks; collectives(): a timeline; explain(): ranks that are missing, and where; "
+            "profile(seconds): operators, kinds of time and the straggler."
         )
 
 
@@ -123,15 +155,30 @@ def _join_dumps(known: FlightDump | None, dump: FlightDump) -> FlightDump:
     return FlightDump(dump.rank, dump.source, known.entries + dump.entries, {**known.groups, **dump.groups})
 
 
-def _describe_stack(answer: RankAnswer) -> str:
+def _parse_profile(answer: RankAnswer) -> RankTrace:
+    return parse_text(answer.text, f"the profile of {name_of_rank(answer.rank)}", answer.rank)
+
+
+def describe_stack(answer: RankAnswer) -> str:
+    """Return the lines of the program that the threads of a rank run, or why there are none."""
     head = f"{name_of_rank(answer.rank)} ({answer.host})"
     if answer.error:
         return f"{head} did not answer its debug server: {answer.error}"
     return "\n".join([f"{head}:", *_thread_lines(answer.text)])
 
 
+def find_place(text: str) -> str:
+    """Return the innermost line of the program that the main thread of a rank runs; "" if it is in no program."""
+    lines = [line for thread in parse_threads(text) if thread.name == "MainThread" for line in _own_lines(thread)]
+    return next(iter(lines), "")
+
+
 def _thread_lines(text: str) -> Iterator[str]:
     for thread in parse_threads(text):
-        own = tuple(frame for frame in thread.frames if _TORCH not in frame.file)
         yield f"  {thread.name}"
-        yield from (f"      {line}" for line in DumpedThread(thread.name, own or thread.frames).report_lines("", ""))
+        yield from (f"      {line}" for line in _own_lines(thread))
+
+
+def _own_lines(thread: DumpedThread) -> list[str]:
+    own = tuple(frame for frame in thread.frames if _TORCH not in frame.file and not frame.file.startswith(_FROZEN))
+    return DumpedThread(thread.name, own or thread.frames).report_lines("", "")

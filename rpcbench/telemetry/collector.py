@@ -1,8 +1,8 @@
 """The collector: tables of all members of a world, kept current by their reports of changes. Rules:
 
 - Members report only while this process has subscribers, and report messages only while one has subscribed to those.
-- Reports of a former incarnation on ended things stay: messages, pipeline steps and their operations. A
-  message that is under way when its sender or receiver is lost stays lost.
+- Reports of a former incarnation on ended things stay: messages, collectives, metrics, pipeline steps and their
+  operations. A message that is under way when its sender or receiver is lost stays lost.
 - A member's tables begin with a snapshot. A batch that is missing or incomplete leads to a new snapshot.
 - No function waits for a worker except `settle`, which also runs before this process leaves the world.
 - Once this process leaves, the world is that of the moment before: what follows is only the end, not the program.
@@ -23,23 +23,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rpcbench.base.conditions import Condition
 from rpcbench.base.errors import RpcError
-from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, Table, apply_change
+from rpcbench.base.ids import CHANGES, MESSAGES, QUIET, Counter, Row, Table, apply_change
 from rpcbench.protocol.node import Node
 from rpcbench.runtime import current as agents
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.members import GONE, WorkerInfo
 from rpcbench.runtime.publisher import LOOK, TELEMETRY, WATCH
+from rpcbench.telemetry.message_counts import MessageCount
 from rpcbench.telemetry.message_views import (
     SHARED,
     ClockOffset,
     choose_better_clock,
     drop_earlier_collectives,
     estimate_clock,
+    first_report,
     gather,
 )
 from rpcbench.telemetry.resource_history import ResourceHistory
@@ -137,8 +139,8 @@ class Collector:
         self._wakes: dict[object, tuple[Wake, int]] = {}  # subscribers: callback, level
         self._level = QUIET  # the highest level of a subscriber
         self._probes = LatencyProbes(agent)
-        self._rejoined: dict[int, float] = {}  # when an incarnation took the place of another one, by member
         self._earlier: dict[int, dict[str, Table]] = {}  # of former incarnations, by member
+        self._count = MessageCount()
         self._last: World | None = None  # the world before this process left it
         self.phase = LIVE
         agent.on_notice(TELEMETRY, self._report_received)
@@ -146,6 +148,10 @@ class Collector:
         agent.hooks.on_leave.append(lambda: self.settle(LAST_REPORT_SECONDS))
         agent.hooks.on_leave.append(self._keep_last_world)
         agent.hooks.on_end.append(self._keep_last_world)
+
+    @property
+    def agent(self) -> Agent:
+        return self._agent
 
     def subscribe(self, wake: Wake, level: int = CHANGES) -> Callable[[], None]:
         """Subscribe to changes.
@@ -189,9 +195,10 @@ class Collector:
             if level < MESSAGES:  # rows of messages would have gaps when a subscriber wants them again
                 for member in self._world.values():
                     member["tables"].pop("messages", None)
-                    member["missed"] = member["trimmed"] = member["sent"] = 0
+                    member["missed"] = member["trimmed"] = member["counted"] = 0
                 for earlier in self._earlier.values():
                     earlier.pop("messages", None)
+                self._count = MessageCount()
         if level != before and self._agent.running:
             for info in self._agent.members():
                 self._watch_member(info.id)
@@ -199,9 +206,11 @@ class Collector:
     def world(self) -> World:
         """Return {worker id: {name, id, incarnation, state, tables, left_out, …}}; rows are never modified.
 
-        `missed`: messages that the member could not report; `trimmed`: oldest messages that were dropped here; `sent`:
-        all that it has sent. `epoch`: seconds since 1970 when the member's clock was 0; None before its first report.
-        `since`: when, by our clock, this incarnation took the place of another one; 0 for a first one.
+        `missed`: messages that the member could not report; `trimmed`: oldest messages that were dropped here;
+        `counted`: all messages that it was the first to report; `met`: the latest number of its ended collectives by
+        scope. The last three, and `left_out`, go on when it is restarted. `epoch`: seconds since 1970 when the member's
+        clock was 0; None before its first report. `since`: from when on, by our clock, this incarnation reports; 0
+        before that.
         """
         if self._last is not None:
             return self._last
@@ -229,29 +238,30 @@ class Collector:
                 level = self._level
                 if level and member not in self._world:
                     try:
-                        self._world[member] = self._empty_member(member)
+                        self._world[member] = self._empty_member(member, self._agent.member(member).name)
                     except RpcError:  # it has left meanwhile
                         return
             self._agent.notify(member, WATCH, level)
 
-    def _empty_member(self, member: int) -> dict[str, Any]:
-        name = self._agent.member(member).name
+    def _empty_member(self, member: int, name: str) -> dict[str, Any]:
         tables = {name: dict(rows) for name, rows in self._earlier.get(member, {}).items()}
         fields: dict[str, Any] = {"name": name, "id": member, "incarnation": 0, "state": "up", "tables": tables}
-        since = self._rejoined.get(member, 0.0)
-        fields |= {"left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "clock": SHARED, "epoch": None, "since": since}
+        fields |= {"left_out": 0, "missed": 0, "trimmed": 0, "counted": 0, "met": {}}
+        fields |= {"clock": SHARED, "epoch": None, "since": 0.0}
         return fields
 
     def _member_changed(self, kind: str, who: WorkerInfo, reason: str) -> None:
         with self._lock:
             if not self._wakes:
                 return
-            if kind == "joined" and (former := self._world.pop(who.id, None)) is not None:
+            if kind == "joined" and (former := self._world.get(who.id)) is not None:
                 # A new incarnation: the state of the old one is gone, and its last receipts will not come.
-                self._rejoined[who.id] = self._agent.links.clock()
-                self._earlier[who.id] = _ended_rows(former["tables"])
+                self._earlier[who.id] = _ended_rows(former["tables"], former["incarnation"])
                 if former["state"] == "lost":
                     self._lose_messages(who.id)
+                # In its place at once: without it a total would be too low for a moment.
+                totals = {name: former[name] for name in ("left_out", "trimmed", "counted", "met")}
+                self._world[who.id] = {**self._empty_member(who.id, who.name), **totals}
             elif kind != "joined" and who.id in self._world:
                 self._world[who.id]["state"] = "up" if kind == "recovered" else kind
             if kind in GONE:
@@ -264,7 +274,7 @@ class Collector:
 
     def _lose_messages(self, member: int) -> None:
         """Mark messages from and to a member that was lost as lost, if they were under way: its successor may not."""
-        at = self._agent.links.clock()
+        at = time.monotonic()
         tables = [one["tables"] for one in self._world.values()] + [self._earlier[member]]
         for rows in [table["messages"] for table in tables if "messages" in table]:
             for key, row in rows.items():
@@ -295,15 +305,16 @@ class Collector:
         earlier = {name: rows for name, rows in self._earlier.get(source, {}).items() if name != "messages"}
         tables = {name: {**earlier.get(name, {}), **rows} for name, rows in data["snapshot"].items()}
         epoch = time.time() - data["clock"]
-        member.update(tables={**earlier, **tables, **messages}, incarnation=data["incarnation"], epoch=epoch)
+        about = {"incarnation": data["incarnation"], "epoch": epoch, "since": time.monotonic()}
+        member.update(tables={**earlier, **tables, **messages}, **about)
+        member["met"] = _note_collectives(member["met"], data["snapshot"].get("collectives", {}))
         self._batch[source] = data["batch"]
 
     def _apply_batch(self, source: int, member: dict[str, Any], data: dict[str, Any]) -> bool:
         """Apply a batch; return True where rows are missing before it or in it."""
         if self._level == MESSAGES:
-            trimmed, sent = gather(member["tables"].setdefault("messages", {}), source, data["messages"])
-            member["trimmed"] += trimmed
-            member["sent"] += sent
+            member["trimmed"] += gather(member["tables"].setdefault("messages", {}), source, data["messages"])
+            member["counted"] += self._count.count_new(source, data["messages"])
             member["missed"] += data["missed"]
             member["left_out"] += data["missed"]
         member["left_out"] += data["dropped"]
@@ -316,6 +327,7 @@ class Collector:
         for table, rows in data["rows"].items():
             for key, row in rows.items():
                 apply_change(member["tables"], table, key, row)
+        member["met"] = _note_collectives(member["met"], data["rows"].get("collectives", {}))
         self._batch[source] = batch
         return False
 
@@ -336,20 +348,42 @@ class Collector:
             wake()
 
 
-def _ended_rows(tables: dict[str, Table]) -> dict[str, Table]:
-    """Return the messages, and the ended pipeline steps and operations, of an incarnation that has ended."""
+def _note_collectives(met: dict[str, int], rows: Mapping[str, Row | None]) -> dict[str, int]:
+    """Return the latest number in each scope of the collectives that have ended: their rows are dropped some day."""
+    met = dict(met) if rows else met
+    for key, row in rows.items():
+        if row is not None and row["end"] is not None:  # before, its scope may still change
+            scope = key.rpartition(".")[0]
+            met[scope] = max(met.get(scope, 0), row["number"])
+    return met
+
+
+def _ended_rows(tables: dict[str, Table], incarnation: int) -> dict[str, Table]:
+    """Return the messages, metrics, and the ended steps, operations and collectives, of an incarnation that has ended.
+
+    Rows of metrics get its number, also in their keys, which its successor uses again."""
     steps = {key: row for key, row in tables.get("steps", {}).items() if row["state"] != "running"}
     ops = {key: row for key, row in tables.get("ops", {}).items() if row["end"] is not None}
-    kept = {"steps": steps, "ops": ops, "messages": tables.get("messages", {})}
+    met = {key: row for key, row in tables.get("collectives", {}).items() if row["end"] is not None}
+    metrics = {
+        key if "incarnation" in row else f"{incarnation}/{key}": {"incarnation": incarnation, **row}
+        for key, row in tables.get("metrics", {}).items()
+    }
+    messages = tables.get("messages", {})
+    kept = {"steps": steps, "ops": ops, "collectives": met, "metrics": metrics, "messages": messages}
     return {name: rows for name, rows in kept.items() if rows}
 
 
 class TracedCollector:
-    """A collector as a source of worlds with all messages, and with the collectives since its creation only."""
+    """A collector as a source of worlds with all messages, and with the collectives since its creation only.
+
+    Once something was reported, the `zero` of each member is the time of the first row that there was, by our clock and
+    in seconds since 1970. It stays when that row is dropped."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._began = time.monotonic()
+        self._zero: tuple[float, float] | None = None
 
     def subscribe(self, wake: Wake) -> Callable[[], None]:
         """Subscribe to changes and messages."""
@@ -363,9 +397,16 @@ class TracedCollector:
     def phase(self) -> Phase:
         return self._collector.phase
 
+    @property
+    def agent(self) -> Agent:
+        return self._collector.agent
+
     def world(self) -> World:
         """Return the collector's world without collectives that ended before the creation of this object."""
-        return {id_: drop_earlier_collectives(member, self._began) for id_, member in self._collector.world().items()}
+        world = {id_: drop_earlier_collectives(member, self._began) for id_, member in self._collector.world().items()}
+        if self._zero is None and (first := first_report(world.values())) is not None:
+            self._zero = first, first + time.time() - time.monotonic()
+        return world if self._zero is None else {id_: {**member, "zero": self._zero} for id_, member in world.items()}
 
 
 def current_collector() -> Collector:

@@ -22,10 +22,12 @@ from rpcbench.telemetry.views import RREF_STATES, TYPE_COLOURS
 
 _FILES = Path(__file__).parent.parent / "panels"
 _PARTS = {
-    "autograd": ["lanes"], "compare": ["grids", "values"], "messages": ["meetings"],
-    "pipeline": ["steps", "timeline", "curves"], "progress": ["cells"], "shards": ["grids"],
+    "autograd": ["lanes"], "compare": ["grids", "values"], "messages": ["meetings"], "metrics": ["charts"],
+    "pipeline": ["steps", "timeline", "curves"], "progress": ["cells"],
+    "resources": ["charts"], "shards": ["grids"],
 }  # fmt: skip
-"""The further scripts of a panel."""
+"""The further scripts of a panel, and their styles where they have some."""
+_SHADES = {"shade": {f"shade-{n}": colour for n, colour in enumerate(MEMBER_COLOURS)}}
 _COLOURS: dict[str, dict[str, dict[str, str]]] = {
     "compare": {"verdict": {f"is-{word.replace(' ', '-')}": mark.colour for word, mark in VERDICT_MARKS.items()}},
     "messages": {"kind": FAMILY_COLOURS},
@@ -38,7 +40,8 @@ _COLOURS: dict[str, dict[str, dict[str, str]]] = {
         "phase": {f"phase-{mark.name.replace(' ', '-')}": mark.colour for mark in TIMELINE_MARKS},
         "letter": {f"phase-{mark.name.replace(' ', '-')}": mark.ink for mark in TIMELINE_MARKS},
     },
-    "resources": {"shade": {f"shade-{n}": colour for n, colour in enumerate(MEMBER_COLOURS)}},
+    "metrics": _SHADES,
+    "resources": _SHADES,
     "rrefs": {"type": {f"type-{colour}": colour for colour in TYPE_COLOURS} | {"type-mixed": "dim"}},
     "shards": {
         "way": {f"way-{key}": mark.colour for key, mark in SHARD_WAYS.items()}
@@ -86,4 +89,5 @@ def panel_styles(panel: str) -> str:
         for variable, colours in _COLOURS.get(panel, {}).items()
         for name, colour in colours.items()
     ]
-    return "\n".join([package_text("common", ".css"), package_text(panel, ".css"), *rules])
+    names = ["common", *(part for part in _PARTS.get(panel, []) if (_FILES / f"{part}.css").exists()), panel]
+    return "\n".join([*(package_text(name, ".css") for name in names), *rules])

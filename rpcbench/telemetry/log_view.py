@@ -100,18 +100,21 @@ def logs_view(world: World) -> View:
     return view
 
 
-def logs_text(view: View) -> tuple[str, list[str]]:
-    """Return the first line of the text and the others."""
+def logs_text(view: View, most: int | None = LAST_LINES) -> tuple[str, list[str]]:
+    """Return the first line of the text and the others: the last `most`, or all."""
     if not view["files"]:
         return f"{count_noun(len(view['workers']), 'member')}, no output of workers here", []
     blocks = sorted(view["lines"].values(), key=lambda row: float(row["order"]))
     levels = Counter("".join(row["levels"] for row in blocks if row["kind"] != "event"))
-    parts = [count_noun(len(view["files"]), "worker"), count_noun(sum(levels.values()), "line") + " outside cells"]
+    stopped = sum(view["workers"].get(key, {}).get("state") == "left" for key in view["files"])
+    stopped *= stopped < len(view["files"])  # in a cluster that has ended, all of them
+    parts = [count_noun(len(view["files"]) - stopped, "worker"), *([f"{stopped} stopped"] if stopped else [])]
+    parts += [count_noun(sum(levels.values()), "line") + " outside cells"]
     nouns = {WARNING: "warning", ERROR: "error"}
     parts += [count_noun(levels[level], noun) for level, noun in nouns.items() if levels[level]]
     gone = [f"  {row['name']}: {row['missing']}" for row in view["files"].values() if row["missing"]]
     said = [line for row in blocks for line in _say_block(view, row)]
-    room = max(0, LAST_LINES - len(gone))
+    room = len(said) if most is None else max(0, most - len(gone))
     more = f"; the last {room}:" if len(said) > room else ""
     return ", ".join(parts) + more, [*gone, *said[len(said) - min(room, len(said)) :]]
 

@@ -15,6 +15,7 @@ came last, and how long the others waited for it.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -24,6 +25,7 @@ from rpcbench.base.ids import COUNTER_BITS, OWN, Id, Row, Table
 from rpcbench.protocol.delivery import incarnations_of, is_newer
 from rpcbench.runtime.events import PARTS_KEPT, MessageRow
 from rpcbench.runtime.members import GONE
+from rpcbench.telemetry.message_counts import ANSWERS, CELL, parse_reports
 from rpcbench.telemetry.views import View, World, remark_rows, rows_of, worker_rows
 
 
@@ -73,7 +75,7 @@ def collectives_view(world: World) -> View:
     found: dict[str, Table] = {}
     for worker, key, row in rows_of(world, "collectives"):
         found.setdefault(key, {})[str(worker)] = _on_our_clock(row, world[worker], ("begin", "end"))
-    shown = {key: _collective_row(parts, world) for key, parts in found.items()}
+    shown = {key: _collective_row(parts, world) for key, parts in found.items() if not _are_left_over(parts, world)}
     _place_missing(shown, found, world)
     order = sorted(shown, key=lambda key: float(shown[key]["begin"]))
     return {
@@ -82,6 +84,15 @@ def collectives_view(world: World) -> View:
         "entries": {f"{key}/{id_}": row for key in order for id_, row in _entry_rows(key, shown[key], found[key])},
         "clocks": clock_errors(world),
     }
+
+
+def _are_left_over(parts: Table, world: World) -> bool:
+    """Return whether only former incarnations have parts of a collective: the other members have dropped theirs."""
+    members = {world[int(worker)]["name"] for worker in parts}
+    return any({*row["members"]} - members for row in parts.values()) and all(
+        world[int(worker)]["incarnation"] > 0 and row["begin"] < world[int(worker)].get("since", 0.0)
+        for worker, row in parts.items()
+    )
 
 
 def clock_errors(world: World) -> Table:
@@ -96,6 +107,18 @@ def drop_earlier_collectives(member: dict[str, Any], began: float) -> dict[str, 
     then = began + clock_of(member).ahead
     kept = {key: row for key, row in rows.items() if row["end"] is None or row["end"] >= then}
     return {**member, "tables": {**member["tables"], "collectives": kept}} if len(kept) < len(rows) else member
+
+
+def first_report(members: Iterable[dict[str, Any]]) -> float | None:
+    """Return the time of the first message or collective of members, by our clock; None where there is none."""
+    times = [
+        time - clock_of(member).ahead
+        for member in members
+        for table, names in (("messages", ("sent", "received", "lost")), ("collectives", ("begin",)))
+        for row in member["tables"].get(table, {}).values()
+        for time in [row[name] for name in names if row[name] is not None]
+    ]
+    return min(times, default=None)
 
 
 def find_stragglers(collectives: Iterable[Row]) -> list[Straggler]:
@@ -115,6 +138,8 @@ def _count_collectives(world: World, rows: Table) -> int:
     if not any(sum(row["end"] is not None for row in each.values()) >= PARTS_KEPT for each in parts):
         return 0
     latest: dict[str, int] = {}  # by scope, in which collectives are numbered from 1
+    for scope, number in (one for member in world.values() for one in member.get("met", {}).items()):
+        latest[scope] = max(latest.get(scope, 0), number)
     for key, row in rows.items():
         scope = key.rpartition(".")[0]
         latest[scope] = max(latest.get(scope, 0), row["number"])
@@ -218,35 +243,19 @@ def _entry_rows(key: str, collective: Row, parts: Table) -> Iterable[tuple[str, 
 
 KEPT = 10_000  # messages for each member, and in a view
 _COUNTER = (1 << COUNTER_BITS) - 1
-_ANSWERS = frozenset(("Result", "Failure"))
-# Messages by which members hold together or which panels cause: no program's, so they are not kept.
-_BENCH_KINDS = frozenset(("Join", "Refused", "View", "Ready", "Report", "Seen"))
-_BENCH_CHANNELS = frozenset(
-    ("look", "leave", "stop", "torchrun ends", "kill", "step.held", "waits.ask", "waits.told", "waits.break")
-)
 _UNHURRIED = frozenset(("UserDelete", "ReleaseContext", "ChildAccept", "ForkAccept", "Notice"))
 """Kinds that nothing waits for: whoever leaves in good order may leave before they arrive."""
 
 
-def gather(rows: Table, member: int, reports: Iterable[Sequence[Any]]) -> tuple[int, int]:
-    """Add a member's reports of messages to its rows, and drop the oldest beyond `KEPT`.
-
-    Returns:
-        The number of messages dropped, and the number of those that the member has sent and not reported before.
-    """
-    sent = 0
-    for one in reports:
-        half = MessageRow(*one)
-        if half.kind in _BENCH_KINDS or (half.kind == "Notice" and half.label in _BENCH_CHANNELS):
-            continue
-        source, to = (half.peer, member) if half.what == "received" else (member, half.peer)
+def gather(rows: Table, member: int, reports: Iterable[Sequence[Any]]) -> int:
+    """Add a member's reports of messages to its rows, drop the oldest beyond `KEPT`, and return how many these are."""
+    for half, source, to in parse_reports(member, reports):
         key = f"{source}>{to}.{half.seq:x}"
-        sent += half.what == "sent" and key not in rows
         rows[key] = _add_half(rows.get(key), half, source, to)
     too_many = max(0, len(rows) - KEPT)
     for key in list(itertools.islice(rows, too_many)):
         del rows[key]
-    return too_many, sent
+    return too_many
 
 
 def _add_half(row: Row | None, half: MessageRow, source: int, to: int) -> Row:
@@ -257,7 +266,7 @@ def _add_half(row: Row | None, half: MessageRow, source: int, to: int) -> Row:
 
 
 def _new_message_row(half: MessageRow, source: int, to: int) -> Row:
-    caller = to if half.kind in _ANSWERS else source  # the id of a call begins with the caller
+    caller = to if half.kind in ANSWERS else source  # the id of a call begins with the caller
     call = "" if half.call is None else _call_id(caller, half.call)
     about = {"kind": half.kind, "from": source, "to": to, "label": half.label, "call": call, "rrefs": half.rrefs}
     context = str(half.context) if half.context else ""
@@ -270,20 +279,21 @@ def _call_id(caller: int, call: int) -> str:
     return str(Id(caller, call & _COUNTER, call >> COUNTER_BITS))
 
 
-_OWN_CALL, _CELL = ".cell", "this cell"
+_OWN_CALL = ".cell"
 
 
 def messages_view(world: World) -> View:
     """Return messages in the order of sending, and collectives.
 
-    Sections: workers, messages, counts, clocks, remarks (sentences); collectives and entries as in `collectives_view`;
-    stragglers, with a sentence on the member that kept the others waiting for longest, once `_MANY` have a last one.
-    The state of a message is `received`, `under way`, `lost` (reported so, or lost with one of its ends), or `untold`:
-    its receiver has left in good order, was restarted since, or some of its reports were left out. `sent` and
-    `received`: seconds of our clock, None without a report of that end. `words` describe it, and `family` is a key of
-    `MESSAGE_FAMILIES`; a reply has the label of its call. Of more than `KEPT` messages the latest are shown, and a row
-    of `counts` has the number of `all`; so it is with collectives, of which members keep fewer. Calls of this package
-    are shown only for cells.
+    Sections: workers, messages, counts, zero, clocks, remarks (sentences); collectives and entries as in
+    `collectives_view`; stragglers, with a sentence on the member that kept the others waiting for longest, once `_MANY`
+    have a last one. The state of a message is `received`, `under way`, `lost` (reported so, or lost with one of its
+    ends), or `untold`: its receiver has left in good order, reports only since then, or has left some reports out.
+    `sent` and `received`: seconds of our clock, None without a report of that end. `words` describe it, and `family` is
+    a key of `MESSAGE_FAMILIES`; a reply has the label of its call. Of more than `KEPT` messages the latest are shown,
+    and a row of `counts` has the number of `all`; so it is with collectives, of which members keep fewer. Calls of this
+    package are shown only for cells. A row of `zero`, which only a live source has: when the first of all was reported,
+    `at` by our clock, and `since_1970`.
     """
     joined: Table = {}
     for state in world.values():
@@ -291,22 +301,25 @@ def messages_view(world: World) -> View:
             other = joined.get(key)
             mine = _on_our_clock(half, state, ("sent", "received", "lost"))
             joined[key] = mine if other is None else _join_halves(other, mine)
-    calls = [row for row in joined.values() if row["call"] and row["kind"] not in _ANSWERS]
+    calls = [row for row in joined.values() if row["call"] and row["kind"] not in ANSWERS]
     labels = {row["call"]: row["label"] or _rref_label(row) for row in calls}
-    own = {call for call, label in labels.items() if _OWN_CALL in call and label != _CELL}
-    program = [key for key, row in joined.items() if row["call"] not in own] if own else list(joined)
+    cells = {row["call"] for row in calls if row["label"] == CELL}
+    program = [key for key, row in joined.items() if _OWN_CALL not in row["call"] or row["call"] in cells]
     order = sorted(program, key=lambda key: _time_of_message(joined[key]))[-KEPT:]
-    shown = {key: _shown_row(key, joined[key], labels, world) for key in order}
+    complete = {id_: _complete_since(member) for id_, member in world.items() if member.get("trimmed")}
+    shown = {key: _shown_row(key, joined[key], labels, world, complete) for key in order}
     mentioned = {row[end] for row in shown.values() for end in ("from", "to")}
     cut = len(program) > KEPT or any(member.get("trimmed") for member in world.values())
-    sent = max(len(program), sum(member.get("sent", 0) for member in world.values())) if cut else 0
+    count = max(len(program), sum(member.get("counted", 0) for member in world.values())) if cut else 0
     together = collectives_view(world)
     met = _count_collectives(world, together["collectives"])
+    zero = next((member["zero"] for member in world.values() if "zero" in member), None)
     return {
         **together,
         "workers": worker_rows(world, mentioned),
-        "counts": ({"messages": {"all": sent}} if sent > len(shown) else {})
+        "counts": ({"messages": {"all": count}} if count > len(shown) else {})
         | ({"collectives": {"all": met}} if met > len(together["collectives"]) else {}),
+        "zero": {"first": {"at": zero[0], "since_1970": round(zero[1], 1)}} if zero else {},
         "stragglers": _straggler_rows(world, together["collectives"]),
         "messages": shown,
         "remarks": remark_rows(world),
@@ -329,26 +342,33 @@ def _time_of_message(row: Row) -> float:
     return float(next(time for time in times if time is not None))
 
 
-def _shown_row(key: str, row: Row, labels: dict[str, str], world: World) -> Row:
+def _shown_row(key: str, row: Row, labels: dict[str, str], world: World, complete: dict[int, float]) -> Row:
     label = row["label"] or labels.get(row["call"], "")
     words = describe_message(row["kind"], label or _rref_label(row))
     family = family_of(row["kind"], words)
-    return {**row, "label": label, "words": words, "family": family, "state": _message_state(key, row, world)}
+    return {**row, "label": label, "words": words, "family": family, "state": _message_state(key, row, world, complete)}
 
 
 def _rref_label(row: Row) -> str:
     return f"RRef {row['rrefs'][0]}" if row["rrefs"] else ""
 
 
-def _message_state(key: str, row: Row, world: World) -> str:
+def _complete_since(member: dict[str, Any]) -> float:
+    """Return from when on no report of a member's messages was dropped: the oldest are, so since the first one kept."""
+    rows: Table = member["tables"].get("messages", {})
+    return _time_of_message(next(iter(rows.values()))) - clock_of(member).ahead if rows else math.inf
+
+
+def _message_state(key: str, row: Row, world: World, complete: dict[int, float]) -> str:
     if row["received"] is not None:
         return "received"
     ends = [world[end]["state"] if end in world else "lost" for end in (row["from"], row["to"])]
     if "lost" in ends or (row["lost"] is not None and not ("left" in ends and row["kind"] in _UNHURRIED)):
         return "lost"
     receiver = world[row["to"]]  # the receipt may be among the reports that it has left out, or that ended with it
-    is_old = (row["sent"] is not None and row["sent"] < receiver.get("since", 0.0)) or _is_of_former(key, receiver)
-    return "untold" if "left" in ends or receiver.get("missed") or receiver.get("trimmed") or is_old else "under way"
+    since = max(receiver.get("since", 0.0), complete.get(row["to"], 0.0))
+    is_old = (row["sent"] is not None and row["sent"] < since) or _is_of_former(key, receiver)
+    return "untold" if "left" in ends or receiver.get("missed") or is_old else "under way"
 
 
 def _is_of_former(key: str, receiver: Row) -> bool:
@@ -428,7 +448,7 @@ def describe_message(kind: str, about: str) -> str:
     if kind == "Parcel":
         parts = _PARCEL.fullmatch(about)
         return f"{_PARCELS.get(parts[1], parts[1]).format(parts[2])} → {parts[3]}" if parts else about
-    if about == _CELL and kind == "Call":
+    if about == CELL and kind == "Call":
         return "run this cell"
     about, words = _PIPELINE_CALLS.get(about, about), _WORDS.get(kind, kind)
     return words.format(about) if about else words.removesuffix(" {}").removesuffix(" of")

@@ -6,7 +6,6 @@ Guarantees
 - A member that is lost, or whose profile fails, is named in `missing`, and the result has the others.
 - A process has one profile at a time. A block that ends in any way ends the profiles of all its members.
 - Sums count all operators. The file for Perfetto has the longest of each member, and `left_out` counts the others.
-- A table says what its times are. Text and HTML have the same columns; in HTML a bar shows the share of the time.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import html
 import json
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,16 +24,34 @@ from rpcbench.base.errors import RpcError, count_noun, format_bytes
 from rpcbench.base.futures import Future
 from rpcbench.base.ids import Counter
 from rpcbench.cells.targets import ALL
-from rpcbench.launch.status import text_table
 from rpcbench.pipeline.timeline import TRACK, TraceEvent
 from rpcbench.runtime import current as agents
 from rpcbench.runtime import operator_profile
 from rpcbench.runtime.agent import Agent
-from rpcbench.runtime.operator_profile import CPU, MemberProfile, Operator, measured_allocations
+from rpcbench.runtime.operator_columns import Operator
+from rpcbench.runtime.operator_profile import MemberProfile, measured_allocations
+from rpcbench.simulation.hardware import Hardware
+from rpcbench.simulation.hardware import hardware as find_hardware
 from rpcbench.telemetry.collector import Collector
 from rpcbench.telemetry.message_views import clock_of
+from rpcbench.telemetry.profile_groups import GroupPart, list_parts, tabulate_groups
+from rpcbench.telemetry.profile_modules import tabulate_modules
+from rpcbench.telemetry.profile_tables import (
+    Members,
+    ProfileTable,
+    compare_tables,
+    format_busy,
+    format_growth,
+    format_seconds,
+    format_sums,
+    measure_utilization,
+    tabulate_kinds,
+    tabulate_operators,
+    tabulate_workers,
+)
 from rpcbench.telemetry.recording import save_text
-from rpcbench.telemetry.trace import Trace, chrome_trace, trace
+from rpcbench.telemetry.stragglers import describe_stragglers
+from rpcbench.telemetry.trace import CollectiveTimeline, Trace, chrome_trace, trace
 from rpcbench.telemetry.views import World
 
 BEGIN_SECONDS = 60.0  # in which a member must begin its profile
@@ -43,48 +59,7 @@ END_SECONDS = 300.0  # in which it must end it: torch needs this time for some m
 SHOWN = 15
 """Rows of a table that is displayed or printed with its profile."""
 _FIRST_TRACK = TRACK + 1
-Members = dict[str, MemberProfile]
-_MB = 1 << 20
-
-
-class ProfileTable:
-    """A table of a profile, displayed or printed: `rows` are dicts, with seconds and bytes, the largest sum first."""
-
-    def __init__(self, rows: list[dict[str, Any]], cells: list[tuple[str, ...]], shares: list[float]) -> None:
-        self.rows = rows
-        self._cells = cells  # the head first
-        self._shares = shares  # of each row, from 0 to 1: the length of its bar
-
-    def keep_first(self, count: int) -> ProfileTable:
-        """Return the table with these first rows alone."""
-        return ProfileTable(self.rows[:count], self._cells[: count + 1], self._shares[:count])
-
-    def __repr__(self) -> str:
-        return text_table(self._cells)
-
-    def _repr_html_(self) -> str:
-        (name, *head), *rows = self._cells
-        heads = f'<th style="text-align:left">{html.escape(name)}</th><th></th>' + "".join(
-            f"<th>{html.escape(cell)}</th>" for cell in head
-        )
-        body = "".join(_html_row(row, share) for row, share in zip(rows, self._shares, strict=True))
-        return (
-            '<div style="overflow-x:auto"><table style="margin:0;font-variant-numeric:tabular-nums">'
-            f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
-        )
-
-
-_BAR_PIXELS = 80
-
-
-def _html_row(cells: Sequence[str], share: float) -> str:
-    # Styles stand at the elements, as pages that sanitize outputs drop a style sheet. The colour suits both themes.
-    width = min(1.0, max(0.0, share)) * _BAR_PIXELS
-    bar = f'<div style="width:{width:.1f}px;height:0.7em;border-radius:2px;background:#4a86e8"></div>'
-    name, *others = map(html.escape, cells)
-    name_style = "text-align:left;max-width:28em;overflow-wrap:anywhere"
-    first = f'<td style="{name_style}">{name}</td><td style="min-width:{_BAR_PIXELS}px">{bar}</td>'
-    return f"<tr>{first}{''.join(f'<td style=white-space:nowrap>{cell}</td>' for cell in others)}</tr>"
+_MB = 1_000_000  # bytes
 
 
 class Profile:
@@ -114,7 +89,10 @@ class Profile:
     def left_out(self) -> dict[str, int]:
         return {name: one.left_out for name, one in self.members.items() if one.left_out}
 
-    def table(self, by: str = "operator") -> ProfileTable:
+    name_parts = "torch.profiler.record_function names parts"
+    """The sources of names of parts of the model, which a table says of the rest."""
+
+    def table(self, by: str = "operator", depth: int = 4) -> ProfileTable:
         """Return the sums of all operators.
 
         Args:
@@ -122,17 +100,72 @@ class Profile:
                 called) on each member, its time, and the bytes that it and those that it called have allocated, if the
                 profile was asked for them. `worker`: a row for each member, with its calls, the own time of all its
                 operators, how busy it was (that time on its CPU, of all threads, in one second of the block), and the
-                memory of its process: at the end, the peak, and the growth.
+                resident memory of its process, where it is known: at the end, the peak, and the growth. `kind`: a row
+                for each member, with the seconds in which it computed, communicated, did both, copied memory, or
+                nothing, as Holistic Trace Analysis defines them: those of its accelerator, else of its threads.
+                `group`: a row for each process group (dimension of a mesh) of each member, with its collectives that
+                have ended, their bytes, their seconds, and those of them in which the member computed nothing.
+                `module`: a row for each part of the model, that is for each module within another one and for each
+                annotation, with its time on threads, of it what no part within it has, the time of the backward
+                operators of its forward operators, and the communication of both; on GPUs the time of kernels, too.
+            depth: For `module`: how many parts within each other are shown.
 
         Returns:
             A table to display or print; its `rows` have times in seconds, memory in bytes.
 
         Raises:
-            ValueError: There is no such table.
+            ValueError: There is no such table, or no such depth.
         """
+        if by == "module":
+            return tabulate_modules(self.members, depth, self.name_parts)
         if by not in _TABLES:
-            raise ValueError(f"a profile has tables by {' and by '.join(_TABLES)}, not by {by!r}")
+            raise ValueError(f"a profile has tables by {', '.join(_TABLES)} or module, not by {by!r}")
         return _TABLES[by](self)
+
+    def compare(self, before: Profile, by: str = "operator") -> ProfileTable:
+        """Return what takes longer here than in an earlier profile, the mean of all members.
+
+        Args:
+            before: The earlier profile; it may have other members.
+            by: `operator`: own times of operators. `kind`: computation, communication, copies, idle.
+
+        Returns:
+            A table whose `rows` have `before`, `after` and `longer`, in seconds; what grew most comes first.
+
+        Raises:
+            ValueError: There is no such comparison, or one of the two has no members.
+        """
+        return compare_tables(self.members, before.members, by)
+
+    def mfu(self, hardware: Hardware | str, dtype: str = "bfloat16") -> dict[str, float]:
+        """Return the model FLOPs utilization of each member: the share of the peak that its operators reached.
+
+        Counted are matrix products, convolutions and attention, of forward and backward passes, recomputation included,
+        over the whole span of the profile.
+
+        Args:
+            hardware: A description, or its name, as `rpcbench.hardware` has it.
+            dtype: The type of the numbers, whose peak is taken.
+
+        Raises:
+            ValueError: No shapes are known: traces have them with `record_shapes=True`. Or there is no such hardware.
+            KeyError: The hardware has no peak for this type.
+        """
+        described = find_hardware(hardware) if isinstance(hardware, str) else hardware
+        return measure_utilization(self.members, described.peak_flops(dtype))
+
+    @property
+    def collectives(self) -> CollectiveTimeline:
+        """The timeline of the collectives, with the members that came last."""
+        return self._seen.collectives
+
+    def list_parts(self) -> Mapping[str, Sequence[GroupPart]]:
+        """Return the parts of collectives of each member, by its name."""
+        return list_parts(self.world)
+
+    def explain(self) -> str:
+        """Return the members that kept the others waiting in collectives, and the operators that take longer there."""
+        return describe_stragglers(self.collectives, self.members) or "No member kept others waiting in collectives."
 
     def trace(self) -> dict[str, Any]:
         """Return the profile as data for JSON, in Chrome's trace event format, with messages and collectives."""
@@ -169,7 +202,10 @@ class Profile:
     @property
     def notes(self) -> list[str]:
         """Sentences: the members that are missing, and the operators that the file does not have."""
-        gone = [f"{name} is missing: {why}" for name, why in self.missing.items()]
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.missing.items():
+            reasons.setdefault(why, []).append(name)
+        gone = [f"{_list_names(names)} missing: {why}" for why, names in reasons.items()]
         cut = [
             f"the file lacks {count_noun(n, 'operator')} of {name}, the shortest" for name, n in self.left_out.items()
         ]
@@ -189,15 +225,15 @@ class Profile:
     @property
     def head(self) -> list[str]:
         """Sentences: the wall time, how busy each member was in it, and the peak of its memory."""
-        rows = {row["worker"]: row for row in _by_worker(self).rows}
+        rows = {row["worker"]: row for row in self.table(by="worker").rows}
         shown = [rows[name] for name in self.members if name in rows]
-        busy = ", ".join(f"{row['worker']} {_format_busy(row)}" for row in shown)
+        busy = ", ".join(f"{row['worker']} {format_busy(row)}" for row in shown)
         peaks = ", ".join(
-            f"{row['worker']} {format_bytes(row['peak'])} ({_format_growth(row['peak'] - row['before'])})"
+            f"{row['worker']} {format_bytes(row['peak'])} ({format_growth(row['peak'] - row['before'])})"
             for row in shown
         )
-        found = [f"Wall time {_format_seconds(self.seconds)}. In operators: {busy}." if shown else ""]
-        found.append(f"Peak memory (growth): {peaks}." if shown else "")
+        found = [f"Wall time {format_seconds(self.seconds)}. In operators: {busy}." if shown else ""]
+        found.append(f"Peak resident memory (growth): {peaks}." if shown else "")
         return [line for line in found if line]
 
     def _summary_parts(self) -> tuple[ProfileTable, list[str]]:
@@ -206,122 +242,38 @@ class Profile:
         others = table.rows[SHOWN:]
         rest = []
         if others:
-            rest = [f"… and {count_noun(len(others), 'more operator')}: {_format_sums(others)}, in .table()"]
+            rest = [f"… and {count_noun(len(others), 'more operator')}: {format_sums(others)}, in .table()"]
         if not table.rows:
             rest = ["no operator of torch ran"]
         return table.keep_first(SHOWN), [*rest, *self.notes]
 
 
+_TABLES: dict[str, Callable[[Profile], ProfileTable]] = {
+    "operator": lambda made: tabulate_operators(made.members),
+    "worker": lambda made: tabulate_workers(made.members, made.seconds),
+    "kind": lambda made: tabulate_kinds(made.members),
+    "group": lambda made: tabulate_groups(made.members, made.list_parts()),
+}
 _LEGEND = (
     "self: time without the operators that it called, with what it waits for; total: with them. share: of the self "
-    "time of all. Threads and workers add up: over 100 % several ran at once. Python between operators is in none."
+    "time of all. Threads and workers add up: over 100 % several ran at once. Python between operators is in none. "
+    "Resident memory has pages that other processes share, too; memory in the workers panel leaves these out."
 )
+
+
+_NAMED = 4  # members that a note names
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """Return `rank 1 is`, or `rank 1, rank 2 and 30 others are`."""
+    more = len(names) - _NAMED
+    shown = [*names[:_NAMED], *([f"{more} others" if more > 1 else names[-1]] if more > 0 else [])]
+    return f"{', '.join(shown[:-1])} and {shown[-1]} are" if len(shown) > 1 else f"{shown[0]} is"
 
 
 def _track_ids(operators: Iterable[Operator]) -> dict[str, int]:
     """Return the ids of the tracks, by name."""
     return {name: n for n, name in enumerate(sorted({one.track for one in operators}), _FIRST_TRACK)}
-
-
-def _by_operator(made: Profile) -> ProfileTable:
-    members = made.members
-    rows = _sum_over_members(members)
-    device_seconds = {row["device"]: 0.0 for row in rows}
-    for row in rows:
-        device_seconds[row["device"]] += row["self"]
-    has_devices = any(row["device"] != CPU for row in rows)
-    has_bytes = any(one.allocated is not None for one in members.values())
-    member_names = [*members] if len(members) > 1 else []
-    optional = ["on"] * has_devices, ["allocated"] * has_bytes
-    cells = [("operator", *optional[0], "calls", "self", "share", "total", *optional[1], *member_names)]
-    shares = []
-    for row in rows:
-        share = row["self"] / device_seconds[row["device"]] if device_seconds[row["device"]] else None
-        shares.append(share or 0.0)
-        on = [row["device"]] if has_devices else []
-        times = _format_ms(row["self"]), "" if share is None else f"{share:.1%}", _format_ms(row["total"])
-        size = [] if not has_bytes else ["" if row["allocated"] is None else format_bytes(row["allocated"])]
-        parts = [_format_ms(row["workers"][name]) if name in row["workers"] else "" for name in member_names]
-        cells.append((row["operator"], *on, str(row["calls"]), *times, *size, *parts))
-    return ProfileTable(rows, cells, shares)
-
-
-def _sum_over_members(members: Members) -> list[dict[str, Any]]:
-    rows_by_operator: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, member_profile in members.items():
-        for operator_sum in member_profile.sums:
-            new_row = {
-                "operator": operator_sum.name,
-                "device": operator_sum.device,
-                "calls": 0,
-                "self": 0.0,
-                "total": 0.0,
-                "allocated": None,  # unknown
-                "workers": {},
-            }
-            row = rows_by_operator.setdefault((operator_sum.name, operator_sum.device), new_row)
-            row["calls"] += operator_sum.calls
-            row["self"] += operator_sum.own
-            row["total"] += operator_sum.seconds
-            row["workers"][name] = operator_sum.own
-            size = (member_profile.allocated or {}).get(operator_sum.name)
-            if size is not None and operator_sum.device == CPU:  # where it was called, also for bytes of a GPU
-                row["allocated"] = (row["allocated"] or 0) + size
-    return sorted(rows_by_operator.values(), key=lambda row: (-row["self"], row["operator"]))
-
-
-def _by_worker(made: Profile) -> ProfileTable:
-    rows: list[dict[str, Any]] = []
-    for name, one in made.members.items():
-        own: dict[str, float] = defaultdict(float, {CPU: 0.0})
-        for sum_ in one.sums:
-            own[sum_.device] += sum_.own
-        sizes = [memory["process"] for _, memory in one.memory]
-        used = {"memory": sizes[-1], "peak": max(sizes), "growth": sizes[-1] - sizes[0], "before": sizes[0]}
-        busy = {device: seconds / made.seconds for device, seconds in own.items()} if made.seconds else {}
-        calls = sum(sum_.calls for sum_ in one.sums)
-        rows.append({"worker": name, "calls": calls, "self": dict(own), "busy": busy, **used})
-    rows.sort(key=lambda row: -row["self"][CPU])
-    devices = list(dict.fromkeys(device for row in rows for device in row["self"]))
-    head = ("worker", "calls", *(f"self, {device}" for device in devices), "busy", "memory", "peak", "growth")
-    most = max([1.0, *(row["busy"].get(CPU, 0.0) for row in rows)])
-    shares = [row["busy"].get(CPU, 0.0) / most for row in rows]
-    return ProfileTable(rows, [head, *(_worker_cells(row, devices) for row in rows)], shares)
-
-
-def _worker_cells(row: dict[str, Any], devices: Sequence[str]) -> tuple[str, ...]:
-    own = [_format_ms(row["self"].get(device, 0.0)) for device in devices]
-    sizes = format_bytes(row["memory"]), format_bytes(row["peak"]), _format_growth(row["growth"])
-    return row["worker"], str(row["calls"]), *own, _format_busy(row), *sizes
-
-
-def _format_busy(row: dict[str, Any]) -> str:
-    """Return `62 %`, or `62 %, CUDA 34 %`; a question mark while the wall time is unknown."""
-    parts = [f"{'' if device == CPU else f'{device} '}{share * 100:.0f} %" for device, share in row["busy"].items()]
-    return ", ".join(parts) or "?"
-
-
-def _format_growth(size: int) -> str:
-    return f"{'-' if size < 0 else '+'}{format_bytes(abs(size))}"
-
-
-def _format_sums(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the sum of the own time of rows: `5.000 ms`, with that of each other device."""
-    sums: dict[str, float] = defaultdict(float)
-    for row in rows:
-        sums[row["device"]] += row["self"]
-    return ", ".join(f"{'' if device == CPU else f'{device} '}{_format_ms(sums[device])}" for device in sums)
-
-
-def _format_seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else _format_ms(seconds)
-
-
-_TABLES: dict[str, Callable[[Profile], ProfileTable]] = {"operator": _by_operator, "worker": _by_worker}
-
-
-def _format_ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms"
 
 
 class MemberProfilers:

@@ -7,6 +7,7 @@ Guarantees
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -26,9 +27,11 @@ JOB_STATES = {
 """The states of jobs in words."""
 WAITS = "waits"
 CELL_STATES = {
-    RUNS: "running", WAITS: "waiting", LOST: "lost", ERROR: "error", cell_log.INTERRUPTED: "interrupted", OK: "ok",
+    RUNS: "running", WAITS: "waiting", LOST: "lost", ERROR: "error", cell_log.INTERRUPTED: "interrupted",
+    cell_log.STOPPED: "until the stop", OK: "ok",
 }  # fmt: skip
 """The states of cells in words: that of a cell on several workers is the first of those that it has there."""
+_CUT = (LOST, cell_log.STOPPED)
 _LINE = 160  # characters of a line of text
 
 
@@ -37,15 +40,16 @@ def progress_view(world: World) -> View:
 
     `jobs`: the `kind` ("map" or "fit"), the `name` of the function or model, the `worker` whose program it is, the
     `cell` and `number` of the notebook's cell that began it; how many are `running`, `done` and `failed` of the `total`
-    (None: unknown), `ended` in all, in what `unit`; its `state`, one of `JOB_STATES`, its `error`, and a `note`;
-    `began`, and `end` or None; `counted`: when an item began or ended last; `rate`: items that end in a second, of
-    the last ones, or in the mean once the job has ended.
+    (None: unknown), `ended` in all, and how many were `cancelled`, as they ran when the job ended, in what `unit`; its
+    `state`, one of `JOB_STATES`, its `error`, and a `note`; `began`, and `end` or None; `counted`: when an item began
+    or ended last; `rate`: items that are done in a second, of the last ones, or in the mean once the job has ended,
+    None while none is done.
 
     `cells`: the `code`, or its beginning (`is_cut`), and its first `line`; the `state`, one of `CELL_STATES`; the
-    notebook's `cell` and `number`; when it `began`, and how long it `lasted` or None, and how
-    long it `ran`; `where` and `how` in words; `parts`: [id, name, state, error,
-    seconds or None, number of the prompt or None] of each worker. A cell waits on a worker where an earlier one of this
-    process has not ended.
+    notebook's `cell` and `number`; when it `began`, which is when it was sent, `since` when it runs, None if it does
+    not; how long it `lasted` or None, and how long it `ran`, 0 if it never did; `where` and `how` in words; `parts`:
+    [id, name, state, error, seconds that it ran or None, number of the prompt or None] of each worker. A cell waits on
+    a worker where an earlier one of this process has not ended.
     """
     jobs = {_key(worker, key): _job_row(world, worker, row) for worker, key, row in rows_of(world, "jobs")}
     return {"workers": worker_rows(world, ()), "jobs": jobs, "cells": _cell_rows(world)}
@@ -59,34 +63,59 @@ def _job_row(world: World, worker: int, row: Row) -> Row:
     epoch = world[worker].get("epoch")
     times = {name: _since_1970(epoch, row[name]) for name in ("began", "end", "counted")}
     lasted = None if row["end"] is None else round(row["end"] - row["began"], 3)
-    return {**row, **times, "worker": worker, "ended": row["done"] + row["failed"], "lasted": lasted}
+    ended, cancelled = row["done"] + row["failed"], row.get("cancelled", 0)  # older records do not count these apart
+    return {**row, **times, "worker": worker, "ended": ended, "cancelled": cancelled, "lasted": lasted}
 
 
 def _cell_rows(world: World) -> Table:
     rows: Table = {}
-    busy: set[tuple[int, int]] = set()  # client and worker: where an earlier cell has not ended
+    queues: dict[tuple[int, int], _Queue] = {}  # by client and worker
     for worker, key, row in sorted(rows_of(world, "cells"), key=lambda found: (found[0], int(found[2]["order"]))):
-        parts = [_part(part, row["began"], (worker, part[0]) in busy) for part in row["parts"]]
-        # A cell of `%%step` goes on on a thread of its own: later ones run here beside it.
-        busy.update((worker, part[0]) for part in parts if part[2] == RUNS and part[0] != worker)
+        parts, since = [], []
+        for part in row["parts"]:
+            # A cell of `%%step` goes on on a thread of its own: later ones run here beside it.
+            queue = _Queue() if part[0] == worker else queues.setdefault((worker, part[0]), _Queue())
+            since.append(max(row["began"], queue.ended))
+            parts.append(_part(part, row["began"], queue, is_here=part[0] == worker))
+            queue.add(part)
         states = [part[2] for part in parts]
         state = next((each for each in CELL_STATES if each in states), OK)
         ends = [part[4] for part in row["parts"]]
         lasted = None if None in ends or not ends else round(max(ends) - row["began"], 4)
+        runs = [at for at, part in zip(since, parts, strict=True) if part[2] == RUNS]
         took = [] if lasted is None else [part[4] for part in parts if part[4] is not None]
         rows[_key(worker, key)] = {
             **row, "worker": worker, "began": _since_1970(world[worker].get("epoch"), row["began"]),
             "line": _first_line(row["code"]), "parts": parts, "state": state, "where": _place_words(parts),
             "how": _end_words(parts), "lasted": lasted, "ran": max(took, default=None),
+            "since": _since_1970(world[worker].get("epoch"), min(runs, default=None)),
         }  # fmt: skip
     return rows
 
 
-def _part(part: list[Any], began: float, is_behind: bool) -> list[Any]:
+class _Queue:
+    """The cells of one client on one worker, which runs them one after another, up to one of them."""
+
+    def __init__(self) -> None:
+        self.is_busy = False  # one of them runs
+        self.ended = -math.inf  # the last end of one
+        self.cut = -math.inf  # the last end of one with its worker, or with the cluster: none behind it has begun
+
+    def add(self, part: list[Any]) -> None:
+        _, _, state, _, end, *_ = part
+        self.is_busy |= state == RUNS
+        if end is not None:
+            self.ended = max(self.ended, end)
+            self.cut = max(self.cut, end) if state in _CUT else self.cut
+
+
+def _part(part: list[Any], sent: float, queue: _Queue, is_here: bool) -> list[Any]:
     id_, name, state, error, end, number, seconds = part
     if seconds is None and end is not None:
-        seconds = round(end - began, 4)  # by our clock
-    return [id_, name, WAITS if state == RUNS and is_behind else state, error, seconds, number]
+        # A worker reports how long a cell ran that it has begun; of one that was cut, our clock tells it.
+        has_run = is_here or (state in _CUT and queue.cut < sent)
+        seconds = round(max(0.0, end - max(sent, queue.ended)), 6) if has_run else 0.0
+    return [id_, name, WAITS if state == RUNS and queue.is_busy else state, error, seconds, number]
 
 
 def _first_line(code: str) -> str:
@@ -113,21 +142,21 @@ def progress_text(view: View) -> tuple[str, list[str]]:
 
 
 def job_words(row: Row) -> str:
-    """Return a job in words: `map score in [5]: 12 of 20 items, 2 running, 1 failed, 3.1 items/s (running)`."""
+    """Return a job in words: `map score in [5]: 12 of 20 items done, 2 running, 1 failed, 3.1 items/s (running)`."""
     cell = "" if row["number"] is None else f" in [{row['number']}]"
     of = "" if row["total"] is None else f" of {row['total']:,}"
-    counts = "".join(f", {row[name]} {name}" for name in ("running", "failed") if row[name])
+    counts = "".join(f", {row[name]} {name}" for name in ("running", "failed", "cancelled") if row[name])
     rate = "" if row["rate"] is None else f", {row['rate']:.3g} {row['unit']}s/s"
     note = f", {row['note']}" if row["note"] else ""
     state = JOB_STATES.get(row["state"], row["state"])
     how = f"{state}: {row['error']}" if row["error"] else state
-    return f"{row['kind']} {row['name']}{cell}: {row['ended']:,}{of} {row['unit']}s{counts}{rate}{note} ({how})"
+    return f"{row['kind']} {row['name']}{cell}: {row['done']:,}{of} {row['unit']}s done{counts}{rate}{note} ({how})"
 
 
 def cell_words(row: Row) -> str:
     """Return a cell in words: `worker1-2 in [5], 1.2 s (ok): y = x.sum()`."""
     cell = "" if row["number"] is None else f" in [{row['number']}]"
-    lasted = "" if row["ran"] is None else f", {format_seconds(row['ran'])}"
+    lasted = "" if row["ran"] is None else f", {format_seconds(row['ran'])}" if row["ran"] else ", never began"
     return f"{row['where']}{cell}{lasted} ({row['how']}): {row['line']}"
 
 

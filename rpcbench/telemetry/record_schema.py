@@ -29,7 +29,7 @@ _ID = re.compile(rf"{_COUNT}\.(?s:.*)")  # a worker, then a dot: views read the 
 _CONTEXT = re.compile("[0-9]{1,20}")
 _PASS = {"pass": str, "state": str, "needed": int, "arrived": int, "waiting": int}
 
-_SHAPES: dict[str, dict[str, Any]] = {
+ROW_SHAPES: dict[str, dict[str, Any]] = {
     "members": {
         "name": str, "id": int, "incarnation": int, "state": str, "left_out": int, "clock": [float],
         "epoch?": (None, float), "since?": float,
@@ -57,11 +57,11 @@ _SHAPES: dict[str, dict[str, Any]] = {
     },
     "ops": {
         "step": int, "worker": int, "stage": int, "op": str, "microbatch": int, "begin": float, "end": (None, float),
-        "bytes": int, "held": (None, int), "failed": bool,  # None: while it runs
+        "bytes": int, "held": (None, int), "failed": bool,  # held is None while it runs, and in torch's stages
     },
     "steps": {
         "step": int, "worker": int, "workers": [int], "plan": [str], "ideal": (None, float),
-        "replica?": (None, int), "state": str, "samples?": int, "loss?": (None, float),
+        "replica?": (None, int), "state": str, "samples?": int, "loss?": (None, float), "run?": str,
     },
     "messages": {
         "kind": str, "from": int, "to": int, "label": str, "call": str, "rrefs": [str], "context": str, "bytes": int,
@@ -97,12 +97,16 @@ _SHAPES: dict[str, dict[str, Any]] = {
     },
     "jobs": {
         "order": int, "kind": str, "name": str, "unit": str, "total": (None, int), "cell": str, "number": (None, int),
-        "running": int, "done": int, "failed": int, "state": str, "error": str, "note": str, "began": float,
-        "end": (None, float), "counted": float, "rate": (None, float),
+        "running": int, "done": int, "failed": int, "cancelled?": int, "state": str, "error": str, "note": str,
+        "began": float, "end": (None, float), "counted": float, "rate": (None, float),
     },
     "cells": {
         "order": int, "code": str, "is_cut": bool, "cell": str, "number": (None, int), "began": float,
         "parts": [[int, str, str, str, (None, float), (None, int), (None, float)]],
+    },
+    "metrics": {
+        "name": str, "order": int, "run": int, "block": int, "steps": [int], "values": [float],
+        "odd": [[int, int, str]], "times": [float, float], "incarnation?": int,
     },
     "health": {
         "waiting": int, "cells": (None, int), "busy": (None, int), "question?": int,
@@ -137,7 +141,7 @@ def make_type(shape: Any) -> Any:
     return TypedDict("Fields", fields)  # type: ignore[operator]
 
 
-_ROWS = {table: make_type(shape) for table, shape in _SHAPES.items()}
+_ROWS = {table: make_type(shape) for table, shape in ROW_SHAPES.items()}
 _CHANGE = make_type({"set": dict, "drop": [str]})
 
 
@@ -170,5 +174,3 @@ def _check_row(table: str, key: str, row: Any, place: str) -> None:
         raise ValueError(f"{place}: its 'id' or 'clock' is invalid")
     if table == "messages" and row["sent"] is row["received"] is row["lost"] is None:
         raise ValueError(f"{place}: 'sent', 'received' or 'lost' is missing")
-    if table == "ops" and row["held"] is None is not row["end"]:
-        raise ValueError(f"{place}: 'held' is missing")

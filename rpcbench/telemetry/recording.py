@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any
 
 from rpcbench.base.conditions import Event, Listeners
+from rpcbench.base.errors import count_noun
 from rpcbench.base.files import replace_file
 from rpcbench.base.ids import MESSAGES, Table
 from rpcbench.telemetry import collector as collect
@@ -91,8 +92,14 @@ FORMAT, VERSION = "rpcbench record", 1
 # Tables of the protocol; others, with logs, paths and pids, are recorded on request only.
 TABLES = (
     "owned", "users", "contexts", "graphs", "calls", "ops", "steps", "messages", "collectives", "models", "shards",
-    "comparisons", "verdicts", "layouts", "jobs", "cells", "samples", "traffic",
+    "comparisons", "verdicts", "layouts", "jobs", "cells", "metrics", "samples", "traffic",
 )  # fmt: skip
+_PARTS = {
+    "cells": "cells", "jobs": "jobs", "calls": "calls", "messages": "messages", "collectives": "collectives",
+    "owned": "RRefs", "contexts": "autograd contexts", "steps": "pipeline steps", "models": "sharded models",
+    "comparisons": "comparisons", "metrics": "metrics", "samples": "resources", "traffic": "traffic",
+}  # fmt: skip
+"""Tables in the words of panels, for those that a user has heard of."""
 _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 6  # shorter values, as "1" or "true", would be removed from all texts
 _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\"]+")  # of users on other hosts too
@@ -118,8 +125,15 @@ class Record:
         return save_text(path, json.dumps({**self.about, "frames": self.frames}))
 
     def __str__(self) -> str:
-        holds = ", ".join(f"{count} {what}" for what, count in self.about["holds"].items())
-        return f"record of {self.seconds:.1f} s: {holds}; without {', '.join(self.about['leaves_out'])}"
+        holds = self.about["holds"]
+        parts = [name for table, name in _PARTS.items() if f"rows of {table}" in holds]
+        left_out = [name for name in self.about["leaves_out"] if not name.startswith("table ")]
+        if len(left_out) < len(self.about["leaves_out"]):
+            left_out.append("processes and logs")
+        members = count_noun(holds.get("members", 0), "member")
+        held = ", ".join(parts) or "nothing ran"
+        before = ", and what was known as it began" if parts else ""
+        return f"record of {self.seconds:.1f} s, {members}: {held}{before}; without {', '.join(left_out)}"
 
 
 def load_record(path: str | Path) -> Record:

@@ -143,11 +143,13 @@ def _increase(now: list[int], before: Iterable[int]) -> tuple[int, int]:
 class ResourceHistory:
     """The two tables, which `add_answers` makes; a part of `HealthPoller`. Only its thread adds."""
 
-    def __init__(self, bus: EventLog) -> None:
+    def __init__(self, bus: EventLog, zero: float | None = None) -> None:
+        """`zero`: when the monotonic clock was 0, in seconds since 1970; by default what both clocks say now."""
         self._bus = bus
         self._lock = threading.Lock()  # guards the tables
         self._tables: dict[str, Table] = {"samples": {}, "traffic": {}}
-        self._offset = time.time() - time.monotonic()  # no change of the system's clock moves the samples
+        # Taken once: no change of the system's clock moves the samples.
+        self._offset = time.time() - time.monotonic() if zero is None else zero
         self._members: dict[int, FigureProgress] = {}
         self._second, self._added_at = 0, 0.0  # of the last sample and the last call
         self._recent: list[Row] = []  # samples of a second that are in no mean yet

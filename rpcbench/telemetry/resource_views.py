@@ -15,7 +15,7 @@ from rpcbench.base.ids import Row
 from rpcbench.telemetry.views import View, World, rows_of, worker_rows
 from rpcbench.telemetry.worker_columns import Column, chart_columns
 
-MEMBER_COLOURS = ("blue", "amber", "green", "purple", "orange", "teal", "indigo", "olive")
+MEMBER_COLOURS = ("blue", "amber", "green", "purple", "indigo", "olive", "teal", "orange")
 """Of the members in charts, in their order; more members have the same ones again."""
 TRAFFIC_SPANS = ("second", "ten", "all")
 """The first figures of a flow: bytes per second, of the last second and of ten, and all bytes."""
@@ -86,7 +86,8 @@ def _chart_line(column: Column, rows: list[Row], last: Row, names: dict[str, str
 
 
 def traffic_text(view: View) -> tuple[str, list[str]]:
-    """Return the first line, with sums, and a line for each pair, the busiest first."""
+    """Return the first line, with sums, and a line for each pair, the busiest first: all of the last ten seconds, as in
+    the picture."""
     names = {key: str(row["name"]) for key, row in view["workers"].items()}
     pairs = [(key, peer, flow) for key, row in view["flows"].items() for peer, flow in row["to"].items()]
     sums: Counter[int] = Counter()
@@ -103,4 +104,4 @@ def traffic_text(view: View) -> tuple[str, list[str]]:
 def _pair_line(names: dict[str, str], sender: str, receiver: str, flow: list[int]) -> str:
     ends = f"{names.get(sender, f'id {sender}')} → {names.get(receiver, f'id {receiver}')}"
     shared = f", {format_bytes(flow[3])} of it in shared memory" if flow[3] else ""
-    return f"  {ends}: {format_bytes(flow[0])}/s, {format_bytes(flow[2])} in all{shared}"
+    return f"  {ends}: {format_bytes(flow[1])}/s, {format_bytes(flow[2])} in all{shared}"

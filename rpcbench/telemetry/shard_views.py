@@ -57,16 +57,18 @@ def shards_view(world: World) -> View:
     """
     there = living_members(world)
     models = [(worker, row) for worker, _, row in rows_of(there, "models")]
+    watched = {row["model"] for _, row in models}
+    lost = [(n, row) for n, _, row in rows_of(world, "models") if n not in there and row["model"] in watched]
     pieces = list(_piece_rows(there, {(worker, _model_key(row)): row for worker, row in models}))
     params = _param_rows(pieces)
     return {
         "workers": worker_rows(world, ()),
         "models": _model_rows(models, params, pieces),
         "ranks": _rank_rows(models, pieces),
-        "meshes": _mesh_rows(models),
+        "meshes": _mesh_rows([*models, *lost]),
         "params": params,
         "pieces": {f"{row['param']}/{row['worker']}": row for row in pieces},
-        "remarks": {str(n): row for n, row in enumerate(_remark_rows(world, models, params, pieces))},
+        "remarks": {str(n): row for n, row in enumerate(_remark_rows(world, models, lost, params, pieces))},
     }
 
 
@@ -180,17 +182,27 @@ def _model_rows(models: list[tuple[int, Row]], params: Table, pieces: list[Row])
 
 
 def _unsharded_bytes(pieces: list[Row]) -> Iterator[tuple[str, str, int]]:
-    """Yield (parameter, column, bytes) of the model in one process: gradients and states in proportion to the piece."""
-    most: dict[tuple[str, str], int] = {}
+    """Yield (parameter, column, bytes) of the model in one process."""
+    together: dict[str, list[Row]] = {}
     for piece in pieces:
-        for column in SHARD_PARTS:
-            share = piece["whole"] if column == "parameter" else 0
-            if column != "parameter" and piece["parameter"]:
-                share = round(piece[column] * piece["whole"] / piece["parameter"])
-            key = piece["param"], column
-            most[key] = max(most.get(key, 0), share)
-    for (param, column), size in most.items():
-        yield param, column, size
+        together.setdefault(piece["param"], []).append(piece)
+    for param, own in together.items():
+        yield param, "parameter", max(piece["whole"] for piece in own)
+        for column in ("gradient", "state"):
+            yield param, column, _sum_blocks(own, column)
+
+
+def _sum_blocks(pieces: list[Row], column: str) -> int:
+    """Return the bytes of the gradients or states of a whole parameter: those of all its blocks, copies counted once.
+
+    In proportion to the largest piece where some blocks have none, as in the middle of a backward pass."""
+    held = [piece for piece in pieces if piece["parameter"]]
+    blocks = {piece["words"]: piece for piece in held}.values()
+    if all(piece[column] for piece in blocks) and sum(piece["parameter"] for piece in blocks) == pieces[0]["whole"]:
+        empty = [piece for piece in pieces if not piece["parameter"]]  # may have a state, as Adam's count of its steps
+        return sum(piece[column] for piece in (*blocks, *empty))
+    largest = max(held, key=lambda piece: (piece[column], piece["parameter"]), default=None)
+    return round(largest[column] * largest["whole"] / largest["parameter"]) if largest else 0
 
 
 def _rank_rows(models: list[tuple[int, Row]], pieces: list[Row]) -> Table:
@@ -250,7 +262,7 @@ def _mesh_rows(models: list[tuple[int, Row]]) -> Table:
 
 # -- sentences
 def _remark_rows(
-    world: World, models: list[tuple[int, Row]], params: Table, pieces: list[Row]
+    world: World, models: list[tuple[int, Row]], lost: list[tuple[int, Row]], params: Table, pieces: list[Row]
 ) -> Iterator[Row]:
     """Yield the sentences on each model, and those that the world has: on all, of model ""."""
     yield from ({"model": "", **row} for row in remark_rows(world).values())
@@ -260,7 +272,9 @@ def _remark_rows(
         by_model.setdefault(row["model"], []).append((worker, row))
     for name, rows in by_model.items():
         own = [param for param in params.values() if param["model"] == name]
-        said = [*_describe_missing(name, rows, names), *(remark for _, row in rows for remark in row["remarks"])]
+        gone = {row["rank"]: world[worker] for worker, row in lost if row["model"] == name}
+        said = [*_describe_missing(name, rows, gone), *_describe_restarted(name, rows, world)]
+        said += [remark for _, row in rows for remark in row["remarks"]]
         said += _describe_differing(own, pieces, names)
         said += _describe_sharding(own, len({worker for worker, _ in rows}))
         if left_out := sum(row["parameters"] for _, row in rows) - sum(piece["model"] == name for piece in pieces):
@@ -268,14 +282,25 @@ def _remark_rows(
         yield from ({"model": name, "words": words} for words in dict.fromkeys(said))
 
 
-def _describe_missing(name: str, rows: list[tuple[int, Row]], names: dict[int, str]) -> Iterator[str]:
-    """Yield a sentence on the ranks of the process group that do not watch the model."""
+def _describe_missing(name: str, rows: list[tuple[int, Row]], gone: dict[Any, dict[str, Any]]) -> Iterator[str]:
+    """Yield sentences on the ranks of the process group that do not watch the model; members that did may be `gone`."""
     world = max(row["world"] for _, row in rows)
     ranks = {row["rank"] for _, row in rows}
-    missing = [rank for rank in range(world) if rank not in ranks]
-    if missing and None not in ranks:
+    missing = [] if None in ranks else [rank for rank in range(world) if rank not in ranks]
+    for rank in (rank for rank in missing if rank in gone):
+        how = {"lost": "is lost", "left": "has left"}.get(gone[rank]["state"], "does not answer")
+        yield f"rank {rank} of {name} is not shown: {gone[rank]['name']} {how}."
+    if missing := [rank for rank in missing if rank not in gone]:
         which = f"rank {missing[0]} does" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} do"
         yield f"{which} not watch {name}: call rpcbench.watch_model there, too."
+
+
+def _describe_restarted(name: str, rows: list[tuple[int, Row]], world: World) -> Iterator[str]:
+    """Yield a sentence on each member that was started again and does not watch the model, though a rank is missing."""
+    there = {worker for worker, _ in rows}
+    if len(there) < max(row["world"] for _, row in rows):
+        again = [row["name"] for n, row in living_members(world).items() if row["incarnation"] and n not in there]
+        yield from (f"{one} was started again: what it had of {name} is lost." for one in again)
 
 
 def _describe_differing(own: list[Row], pieces: list[Row], names: dict[int, str]) -> Iterator[str]:

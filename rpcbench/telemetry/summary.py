@@ -1,14 +1,17 @@
-"""Text summaries of views: a line with counts, at most `LINES` more, and then the number of those left out."""
+"""Text summaries of views: a line with counts, some more, by default `LINES`, and the number of those left out."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from rpcbench.base.errors import count_noun
 from rpcbench.base.ids import Row, Table
 from rpcbench.telemetry.compare_view import compare_text
 from rpcbench.telemetry.log_view import logs_text
 from rpcbench.telemetry.message_views import MESSAGE_STATES
+from rpcbench.telemetry.metric_views import metrics_text
 from rpcbench.telemetry.plan_view import plan_text
 from rpcbench.telemetry.progress_view import progress_text
 from rpcbench.telemetry.resource_views import resources_text, traffic_text
@@ -19,21 +22,21 @@ from rpcbench.telemetry.worker_columns import figure_words
 LINES = 12  # so that a cell's output fits a screen
 
 
-def summarize_view(view: View) -> str:
-    """Return a view as text. Raises ValueError for a dict that is not a view of `rpcbench.telemetry`."""
+def summarize_view(view: View, most: int | None = LINES) -> str:
+    """Return a view as text, with `most` lines after the first; None: all. ValueError for a dict that is no view."""
     # One section that only this view has identifies it.
-    kinds = {
+    kinds: dict[str, Callable[[View], tuple[str, list[str]]]] = {
         "rrefs": _summarize_rrefs, "contexts": _summarize_contexts, "steps": _summarize_steps,
         "messages": _summarize_messages, "logs": _how_they_are,
         "held": _summarize_held, "pieces": shards_text, "comparisons": compare_text,
-        "plans": plan_text, "jobs": progress_text, "samples": resources_text, "flows": traffic_text,
-        "files": logs_text,
+        "plans": plan_text, "jobs": progress_text, "curves": metrics_text, "samples": resources_text,
+        "flows": traffic_text, "files": partial(logs_text, most=most),
     }  # fmt: skip
     for section, write in kinds.items():
         if section in view:
             first, lines = write(view)
-            more = [f"  … and {len(lines) - LINES} more"] if len(lines) > LINES else []
-            return "\n".join([first + _left_out(view), *lines[:LINES], *more])
+            more = [] if most is None or len(lines) <= most else [f"  … and {len(lines) - most} more"]
+            return "\n".join([first + _left_out(view), *lines[:most], *more])
     raise ValueError(f"not a view of rpcbench: it has the sections {', '.join(view) or 'none'}")
 
 
@@ -70,7 +73,8 @@ def _context_line(row: Row, left: int) -> str:
     counts = ", ".join(count_noun(row[f"{noun}s"], noun) for noun in ("send", "recv", "gradient"))
     backward = f", backward runs ({left} gradients to come)" if row["passes"] else ""
     state = "" if row["ended"] is None else ", released"
-    return f"  context {row['context']} on {count_noun(row['workers'], 'worker')}: {counts}{backward}{state}"
+    name = f"context {row['context']}" if row["step"] is None else f"step {row['step']} (context {row['context']})"
+    return f"  {name} on {count_noun(row['workers'], 'worker')}: {counts}{backward}{state}"
 
 
 def _summarize_steps(view: View) -> tuple[str, list[str]]:
@@ -102,7 +106,9 @@ def _summarize_messages(view: View) -> tuple[str, list[str]]:
     lines = [(_row_time(row), _message_line(view["workers"], row, began)) for row in rows]
     lines += [(row["begin"], _collective_line(view["workers"], row, began)) for row in together]
     met = view["counts"].get("collectives")
-    count = f"last {len(together):,} of {met['all']:,} collectives" if met else count_noun(len(together), "collective")
+    count = count_noun(len(together), "collective")
+    if met:
+        count = f"last {len(together):,} of {met['all']:,} collectives of these groups"
     done = f", {count}" if together else ""
     notices = f", {count_noun(len(every) - len(rows), 'notice')}" if len(every) > len(rows) else ""
     sent = view["counts"].get("messages")
@@ -143,10 +149,11 @@ def _how_they_are(view: View) -> tuple[str, list[str]]:
     rows = view["workers"].values()
     failed = [f"  {key} failed: {row['error']}" for key, row in view["actions"].items() if row["state"] == "failed"]
     up = sum(row["state"] == "up" for row in rows)
-    return f"{_count_workers(view)}, {up} ready", [_worker_line(row) for row in rows] + failed
+    return f"{_count_workers(view)}, {up} ready", [worker_line(row) for row in rows] + failed
 
 
-def _worker_line(row: Row) -> str:
+def worker_line(row: Row) -> str:
+    """Return a row of the workers panel as a line of text."""
     start = f" (start {row['incarnation'] + 1})" if row["incarnation"] else ""  # of a restarted worker
     return f"  {row['name']}{start}: {', '.join(filter(None, [row['now'], figure_words(row)]))}"
 

@@ -46,6 +46,7 @@ _KINDS = {
     "comparisons": _Kind("compare", "Comparison"),
     "plans": _Kind("plan", "Layouts"),
     "jobs": _Kind("progress", "Progress"),
+    "curves": _Kind("metrics", "Metrics"),
     "samples": _Kind("resources", "Resources"),
     "flows": _Kind("traffic", "Traffic"),
     "held": _Kind("step", "Held messages"),
@@ -56,8 +57,7 @@ class Snapshot:
     """A view at one moment: displayed as a picture, printed as text."""
 
     def __init__(self, view: View) -> None:
-        kind = _kind_of(view)
-        self.panel = kind.panel if kind else ""  # the name of the panel that draws such a view
+        self.panel = panel_of_view(view)
         self.text = summarize_view(view)
         self.svg = _draw_view(view, self.text)
         self.html = as_html(self.svg, self.text)
@@ -75,6 +75,12 @@ class Snapshot:
 
     def __str__(self) -> str:
         return self.text
+
+
+def panel_of_view(view: View) -> str:
+    """Return the name of the panel that draws such a view, "" if none does."""
+    kind = _kind_of(view)
+    return kind.panel if kind else ""
 
 
 def _kind_of(view: View) -> _Kind | None:

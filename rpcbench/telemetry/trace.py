@@ -159,8 +159,9 @@ _NAMED = 3
 class CollectiveTimeline:
     """A timeline of collectives, from `rpcbench.collectives()` or `trace().collectives`: a picture, or text if printed.
 
-    `rows`: the collectives by key, as in `rpcbench.telemetry.message_views.collectives_view`. `world`: the tables that
-    they come from, which `rpcbench.panel("messages", timeline)` shows; None where they were read from a view.
+    `rows`: the collectives by key, as in `rpcbench.telemetry.message_views.collectives_view`. `names`: of the members,
+    by id. `world`: the tables that they come from, which `rpcbench.panel("messages", timeline)` shows; None where they
+    were read from a view.
     """
 
     def __init__(self, view: View, now: float | None = None, world: World | None = None) -> None:
@@ -169,7 +170,7 @@ class CollectiveTimeline:
         self._entries = list(view["entries"].values())
         stamps = [stamp for row in self._entries for stamp in (row["begin"], row["end"]) if stamp is not None]
         self._now = max(stamps, default=0.0) if now is None else now  # where bars of running collectives end
-        self._names = {int(worker["id"]): str(worker["name"]) for worker in view["workers"].values()}
+        self.names = {int(worker["id"]): str(worker["name"]) for worker in view["workers"].values()}
 
     @staticmethod
     def from_world(world: World, last: int | None = None, now: float | None = None) -> CollectiveTimeline:
@@ -222,7 +223,7 @@ class CollectiveTimeline:
         whole = sum(row["last"] is not None for row in self.rows.values())
         for one in self.stragglers[:_NAMED]:
             waited = f"{one.seconds:.1f} s" if one.seconds >= 1 else f"{one.seconds * 1e3:.1f} ms"
-            lines.append(f"{self._names[one.worker]} kept the others waiting {waited} in {one.collectives} of {whole}")
+            lines.append(f"{self.names[one.worker]} kept the others waiting {waited} in {one.collectives} of {whole}")
         if unknown := sum(not row["end_known"] for row in self.rows.values()):
             lines.append(f"{unknown} of {len(self.rows)} have no known end: nobody watched, or the recorder keeps none")
         return "\n".join([*lines, *self.describe_unfinished()])
@@ -238,7 +239,7 @@ class CollectiveTimeline:
     def chart(self) -> Chart:
         entered_workers = {row["worker"] for row in self._entries}
         meant = {name for row in self.rows.values() for name in row["members"]}
-        names = {id_: name for id_, name in self._names.items() if id_ in entered_workers or name in meant}
+        names = {id_: name for id_, name in self.names.items() if id_ in entered_workers or name in meant}
         # Bars of the last member are drawn last, so that no other bar hides them.
         bars = tuple(sorted(self._make_bars(), key=lambda bar: (bar.mark is LAST, bar.begin)))
         marks = tuple(mark for mark in _MARKS if any(bar.mark is mark for bar in bars))
@@ -250,7 +251,7 @@ class CollectiveTimeline:
             runs, until = end is None, max(self._now, entry["begin"]) if end is None else end
             last_entry = entry["begin"] + (entry["waited"] or 0.0)
             if entry["waited"]:
-                last = f"waits for {self._names[row['last']]}"
+                last = f"waits for {self.names[row['last']]}"
                 yield Bar(worker, entry["begin"], min(last_entry, until), WAITS, (last, "waits"))
             labels = (f"{row['op']} #{row['number']}", row["op"].partition("(")[0])
             yield Bar(worker, min(last_entry, until), until, _mark_of_part(row, entry), labels, runs)
@@ -405,7 +406,7 @@ def _member_since(member: dict[str, Any], before: dict[str, Any], began: float) 
     tables: dict[str, Table] = dict(member["tables"])
     rows = tables.get("messages", {})
     tables["messages"] = {key: row for key, row in rows.items() if _first_time(row) >= began}
-    names = ("left_out", "missed", "trimmed", "sent")
+    names = ("left_out", "missed", "trimmed", "counted")
     counts = {name: max(0, member.get(name, 0) - before.get(name, 0)) for name in names}
     if len(tables["messages"]) < len(rows):  # older rows are still there, so no row of the block was trimmed
         counts["trimmed"] = 0

@@ -172,16 +172,17 @@ _UNTOLD = "untold"  # a worker left before it reported the end of the step
 def pipeline_view(world: World) -> View:
     """Return the place of each micro-batch. Sections: workers, steps, lanes, ops, remarks (sentences).
 
-    `steps`: the latest steps. The `state` is `complete` once all workers have reported so; `failed` where an operation
-    has raised, the step was cancelled or a worker is lost; else `running`. `trains`: False for evaluation. `bubble` is
-    the measured idle share of a complete step, and `minimum` the share that the schedule cannot avoid. `loss` and
-    `samples` are those of the batch. `ops`: the operations of the latest few steps, times in monotonic seconds, `end`
-    None while one runs; `held`: bytes of activations that its stage holds after it. `lanes`
-    (`step/worker`): sums for a worker: its stages, their `replica` if there are several, number of operations `done`
-    of those `planned`, the `next` one while it waits for input, share `busy`, bytes `held` now and at `peak`.
+    `steps`: the latest steps, of the latest `run` that counts them. The `state` is `complete` once all workers have
+    reported so; `failed` where an operation has raised, the step was aborted or a worker is lost; `interrupted` where
+    Ctrl-C has aborted it; else `running`.
+    `trains`: False for evaluation. `bubble` is the measured idle share of a complete step, and `minimum` the share
+    that the schedule cannot avoid. `loss` and `samples` are those of the batch. `ops`: the operations of the latest
+    few steps, times in monotonic seconds, `end` None while one runs; `held`: bytes of activations that its stage
+    holds after it. `lanes` (`step/worker`): sums for a worker: its stages, their `replica` if there are several,
+    number of operations `done` of those `planned`, the `next` one while it waits for input, share `busy`, bytes
+    `held` now and at `peak`.
     """
-    # By time, not by number: a new pipeline counts its steps from 0 again.
-    found = sorted(_gather_steps(world).values(), key=lambda step: step.begin)
+    found = _keep_latest_run(sorted(_gather_steps(world).values(), key=lambda step: step.begin))
     known = [(row, step) for step in found if (row := _step_row(step, world))["state"] != _UNTOLD]
     drawn = [pair for pair in known if pair[0]["trains"]][-STEPS_DRAWN:]
     drawn += [pair for pair in known if not pair[0]["trains"]][-_UNTRAINED_DRAWN:]
@@ -193,6 +194,11 @@ def pipeline_view(world: World) -> View:
         "ops": {key: row for _, step in drawn for key, row in step.ops.items()},
         "remarks": remark_rows(world),
     }
+
+
+def _keep_latest_run(steps: list[_StepRows]) -> list[_StepRows]:
+    """Return the steps, by their begin, of the latest run: one of torch's counts anew, so two would mix."""
+    return [step for step in steps if step.run == steps[-1].run]
 
 
 def remark_rows(world: World) -> Table:
@@ -209,6 +215,22 @@ class _StepRows:
     parts: dict[int, Row] = field(default_factory=dict)  # by worker
     ops: Table = field(default_factory=dict)
 
+    @property
+    def run(self) -> str:
+        """The run that counts it: "" of this package's pipelines, which have one count."""
+        return next((str(part.get("run", "")) for part in self.parts.values()), "")
+
+    def drop_earlier_runs(self) -> None:
+        """Drop the rows of runs before the latest, which had a step of this number on other workers."""
+        runs = {worker: part.get("run", "") for worker, part in self.parts.items()}
+        if len({*runs.values()}) <= 1:
+            return
+        latest = max(self.ops.values(), key=lambda op: float(op["begin"]))
+        kept = {worker for worker, run in runs.items() if run == runs.get(latest["worker"])}
+        self.parts = {worker: part for worker, part in self.parts.items() if worker in kept}
+        self.ops = {key: op for key, op in self.ops.items() if op["worker"] in kept}
+        self.begin = min(op["begin"] for op in self.ops.values())
+
 
 def _gather_steps(world: World) -> dict[int, _StepRows]:
     """Return all steps of which an operation is known, by number."""
@@ -222,6 +244,8 @@ def _gather_steps(world: World) -> dict[int, _StepRows]:
     for worker, _, row in rows_of(world, "steps"):
         if row["step"] in steps:
             steps[row["step"]].parts[worker] = row
+    for step in steps.values():
+        step.drop_earlier_runs()
     return steps
 
 
@@ -233,6 +257,7 @@ def _step_row(step: _StepRows, world: World) -> Row:
     losses = [part["loss"] for part in parts if "loss" in part]  # that of each replica is a part of the sum
     return {
         "step": step.number,
+        "run": step.run,
         "state": state,
         "trains": minimum is not None or any(row["op"] != "F" for row in rows),
         "begin": step.begin,
@@ -241,7 +266,7 @@ def _step_row(step: _StepRows, world: World) -> Row:
         "bubble": idle_share(rows) if state == "complete" else None,
         "minimum": minimum,
         "loss": sum(losses) if state == "complete" and losses and None not in losses else None,
-        "samples": next((part.get("samples") for part in parts), None),
+        "samples": next((part["samples"] for part in parts if "samples" in part), None),
     }
 
 
@@ -253,6 +278,8 @@ def _step_state(step: _StepRows, world: World) -> str:
     members = {world[worker]["state"] if worker in world else "lost" for worker in workers}
     if "failed" in states or "lost" in members:
         return "failed"
+    if "interrupted" in states:
+        return "interrupted"
     # A worker that has left will report no end, so the result of the step can never be known: it is not listed.
     return _UNTOLD if "left" in members else "running"
 
@@ -287,8 +314,11 @@ def _step_worker_row(step: Row, worker: int, part: Row | None, ops: list[Row]) -
     }
 
 
-def _held_and_peak(ended: list[Row]) -> tuple[int, int]:
-    """Return the bytes that the stages of a worker hold after these operations, and the maximum over time."""
+def _held_and_peak(ended: list[Row]) -> tuple[int | None, int | None]:
+    """Return the bytes that the stages of a worker hold after these operations, and the maximum over time; None where
+    they are not known."""
+    if any(op["held"] is None for op in ended):
+        return None, None
     stages: dict[int, int] = {}
     peak = 0
     for op in ended:
@@ -308,12 +338,13 @@ def workers_view(world: World) -> View:
 
     `workers`: `now` is the activity in words; `state` is `up`, `suspect`, `stopped`, `starts`, `lost` or `left`;
     `doing` is `cell`, `busy`, `waits`, `idle`, or `silent` for `silent` seconds; `ended`: how its process ended. The
-    figures of `worker_columns`, and the numbers of `busy` functions, of `waiting` ones (for a future, a reply or the
-    like) and of `cells` that run or wait, are None before its first report. `calls`: calls of other members that wait
-    for it; `awaits`: the members that its threads wait for, in words; `under_way`: its calls to others that have no
-    reply yet, whether or not a thread waits for them. `sent` and `received`: sums of bytes; `links` (`worker/peer`):
-    bytes of each pair, counted by the worker. `logs`: its last output outside cells. `actions`: those that run or have
-    failed, and stacks. A member that has left in good order is not listed, unless the whole world has ended.
+    figures of `worker_columns`, and the numbers of `busy` functions, the cell that runs among them, of `waiting` ones
+    (for a future, a reply or the like) and of `cells` that run or wait, are None before its first report. `calls`:
+    calls of other members that wait for it; `awaits`: the members that its threads wait for, in words; `under_way`: its
+    calls to others that have no reply yet, whether or not a thread waits for them. `sent` and `received`: sums of
+    bytes; `links` (`worker/peer`): bytes of each pair, counted by the worker. `logs`: its last output outside cells.
+    `actions`: those that run or have failed, and stacks. A member that has left in good order is not listed, unless the
+    whole world has ended.
     """
     launched = {key: row for member in world.values() for key, row in _member_table(member, "launched").items()}
     there = _members_to_list(world) | {
@@ -343,9 +374,13 @@ def _members_to_list(world: World) -> World:
     return {i: member for i, member in world.items() if over or member["state"] != "left"}
 
 
+_LIVES = ("ready", "stopped")
+"""The launcher's states of a process that has not ended. It may hear of an end a little later than the members do."""
+
+
 def _absent_member(id_: int, process: Row) -> dict[str, Any]:
     """Return the row of a process that is not a member: it is about to join, or was lost before anyone subscribed."""
-    state = "starts" if process["state"] in ("ready", "stopped") else "lost"
+    state = "starts" if process["state"] in _LIVES else "lost"
     own = {"id": id_, "name": process["name"], "incarnation": process["incarnation"]}
     return {**own, "state": state, "tables": {}, "left_out": 0}
 
@@ -364,16 +399,18 @@ def _worker_row(member: dict[str, Any], process: Row, latest_question: int, call
     stopped = member["state"] == "up" and process.get("state") == "stopped"
     peers = health.get("peers", {}).values()
     cells = health.get("cells") or 0
-    # without the threads that wait for the end of a cell
+    # Without the threads that wait for the end of a cell, which runs on the main thread, none of the pool.
     waiting = max(0, health["waiting"] - cells) if health else None
+    busy = health["busy"] + (cells > 0) if health.get("busy") is not None else None
     own = {name: member[name] for name in ("id", "name", "incarnation", "left_out")}
+    ended = process.get("state", "")
     row = {
-        **own, **{name: health.get(name) for name in ("pid", "host", "busy", "cells")}, **read_figures(health),
+        **own, **{name: health.get(name) for name in ("pid", "host", "cells")}, "busy": busy, **read_figures(health),
         "state": "stopped" if stopped else member["state"],
         "doing": _activity_of_member(health, bool(waiting or awaits), bool(silent)),
         "waiting": waiting, "awaits": awaits, "calls": calls, "silent": silent,
         "under_way": sum(row["to"] != member["id"] for row in _member_table(member, "calls").values()),
-        "ended": process.get("state", "") if member["state"] == "lost" else "",
+        "ended": ended if member["state"] == "lost" and ended not in _LIVES else "",
         "sent": sum(count[0] for count in peers), "received": sum(count[1] for count in peers),
     }  # fmt: skip
     return row | {"pid": row["pid"] or process.get("pid"), "now": activity_words(row)}

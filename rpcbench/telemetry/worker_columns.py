@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rpcbench.base.errors import count_noun, format_bytes
+from rpcbench.base.errors import count_noun, format_bytes, format_part
 from rpcbench.base.ids import Row
 
 SHAPES: dict[str, type] = {"share": float, "bytes": int, "count": int, "text": str}
@@ -53,11 +53,11 @@ WORKER_COLUMNS = (
         "it does not wait, or is idle.",
     ),
     Column(
-        "cpu", "CPU", "share", curve="blue", limit="cores", level=1, remark="dashed: 100 %, one core", fold=0,
+        "cpu", "CPU", "share", curve="blue", limit="cores", level=1, remark="dashed: 100 %, one core", fold=98,
         help="100 % of CPU is one core.",
     ),
     Column(
-        "memory", "memory", "bytes", whole="ram", is_of_host=True, curve="purple", limit="ram", fold=0,
+        "memory", "memory", "bytes", whole="ram", is_of_host=True, curve="purple", limit="ram", fold=96,
         help="The memory is the bytes that no other process shares; the second figure is that of its machine.",
     ),
     Column(
@@ -66,11 +66,11 @@ WORKER_COLUMNS = (
     ),
     Column(
         "gpu_memory", "GPU memory", "bytes", source="gpu.memory", whole="gpu.total", is_optional=True, curve="green",
-        limit="gpu.total", fold=0, help="GPU memory is the bytes in use there, by all processes.",
+        limit="gpu.total", fold=94, help="GPU memory is the bytes in use there, by all processes.",
     ),
     Column(
         "gpu_use", "GPU use", "share", source="gpu.use", is_optional=True, curve="orange", limit="gpu.name",
-        fold=0,
+        fold=92,
         help="GPU use is the share of time in which it computes.",
     ),
     Column(
@@ -124,6 +124,16 @@ def figure_shapes() -> dict[str, Any]:
     return found
 
 
+def view_shapes() -> dict[str, Any]:
+    """Return the shape of what `read_figures` returns."""
+    found: dict[str, Any] = {}
+    for column in _figures():
+        found[column.key] = (None, SHAPES[column.kind])
+        if column.whole:
+            found[f"{column.key}_whole"] = (None, SHAPES[column.kind])
+    return found
+
+
 def chart_columns() -> list[Column]:
     """Return the columns whose figures the panel of resources shows over time."""
     return [column for column in WORKER_COLUMNS if column.curve]
@@ -158,11 +168,10 @@ def _format_value(column: Column, row: Row) -> str:
     value = row[column.key]
     if value is None:
         return ""
-    text, whole = _FORMATS.get(column.kind, str)(value), row.get(f"{column.key}_whole")
+    whole = row.get(f"{column.key}_whole")
     if whole is None or column.is_of_host:
-        return text
-    all_, unit = format_bytes(whole).split()
-    return f"{text.removesuffix(f' {unit}')} of {all_} {unit}"
+        return _FORMATS.get(column.kind, str)(value)
+    return format_part(value, whole)
 
 
 _FORMATS: dict[str, Callable[[Any], str]] = {

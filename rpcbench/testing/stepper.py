@@ -304,12 +304,13 @@ class Held(NamedTuple):
 class Stepper:
     """A stepper of one world, made by `on`. Only one of a world is on at a time.
 
-    In a notebook it is displayed as a panel with buttons. `delivered` and `dropped` count messages; `cell` is the
-    handle of a `%%step` cell.
+    In a notebook it is displayed as a panel with buttons. `delivered`, which has those that its end has released,
+    and `dropped` count messages that were held; `cell` is the handle of a `%%step` cell.
     """
 
     def __init__(self, agent: Agent, order: StepCommand) -> None:
         self.delivered = self.dropped = 0
+        self.passed = 0.0  # seconds by which `pass_time` has advanced the clocks
         self.cell: Any = None
         self._agent = agent
         self._command = order
@@ -416,8 +417,11 @@ class Stepper:
         """Advance the clocks of all members by `seconds`, for deadlines and retries."""
         # In strides: each retry sets the time of the next one, so one long stride would cause a single retry.
         while self._on and seconds > 0:
-            self._call_all_members(StepAgent.advance_clock, min(seconds, _STRIDE))
-            seconds -= _STRIDE
+            stride = min(seconds, _STRIDE)
+            self._call_all_members(StepAgent.advance_clock, stride)
+            self.passed += stride
+            seconds -= stride
+            self._notify_listeners()
 
     def go(self) -> None:
         """Deliver all messages, hold none any more, and start the clocks again. Idempotent."""
@@ -474,6 +478,7 @@ class Stepper:
     def stepper_ended(self) -> None:
         self._on = False
         with self._lock:
+            self.delivered += len(self._rows)  # every member delivers what it holds
             self._rows.clear()
         self._notify_listeners()
 
@@ -526,7 +531,9 @@ class Stepper:
 
         from rpcbench.panels.step import StepPanel
 
-        display(StepPanel(self))  # type: ignore[no-untyped-call]
+        made = StepPanel(self)
+        made.follow_cluster(self._agent)
+        display(made)  # type: ignore[no-untyped-call]
 
     def __str__(self) -> str:
         held = self.held

@@ -243,15 +243,20 @@ class LocalListener(SocketListener):
 
     def open_stream(self, sock: socket.socket, deadline: float) -> LocalStream:
         """Return the stream of an accepted socket. AuthenticationError for a process of another user."""
-        if hasattr(socket, "SO_PEERCRED"):
-            _, uid, _ = _CRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size))
-            if uid != os.getuid():
-                raise AuthenticationError(f"a process of user {uid} tried to connect")
+        check_peer_user(sock)
         return _make_local_stream(sock)
 
     def close(self) -> None:
         self.path.unlink(missing_ok=True)
         super().close()
+
+
+def check_peer_user(sock: socket.socket) -> None:
+    """Raise AuthenticationError if the peer of a unix socket is a process of another user, where the system tells."""
+    if hasattr(socket, "SO_PEERCRED"):
+        _, uid, _ = _CRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size))
+        if uid != os.getuid():
+            raise AuthenticationError(f"a process of user {uid} tried to connect")
 
 
 def connect_unix(path: str, deadline: float) -> LocalStream:

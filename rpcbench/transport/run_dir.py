@@ -53,11 +53,14 @@ _LONGEST_BASE = _SOCKET_PATH - len("/rpcbench-4294967295/") - len("0123456789abc
 _SECRET_BYTES = 32  # in hexadecimal digits, as in a user's file, twice as many
 
 
+PREFIX = "rpcbench-"  # of names of run directories
+
+
 class RunDirectory:
     """A new directory for one cluster, at `path`."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="rpcbench-", dir=_runtime_base()))
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_runtime_base()))
         # A finalizer also runs at exit, in forked children too: hence the id of the process that made the directory.
         self._finalizer = weakref.finalize(self, _remove_own_tree, self.path, os.getpid())
 
@@ -112,6 +115,13 @@ def _runtime_base() -> Path:
         "found no directory for sockets: set XDG_RUNTIME_DIR to a directory that you can write "
         f"and whose path has at most {_LONGEST_BASE} bytes"
     )
+
+
+def possible_bases() -> list[Path]:
+    """Return the directories in which any process of this user may have its run directory: a session has another
+    environment than, for instance, a server that it did not start."""
+    bases = (os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{os.geteuid()}", tempfile.gettempdir(), "/tmp")
+    return [Path(base) for base in dict.fromkeys(bases) if base and Path(base).is_dir()]
 
 
 def _make_private(path: Path) -> Path:

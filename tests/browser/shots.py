@@ -97,6 +97,27 @@ for step in range(600):
     time.sleep(0.5)""",
     "cluster.restart('worker4')",
 ]
+# Four ranks, of which one gets targets with much noise, later on.
+LOGS = [
+    "%panel metrics",
+    """%%remote all
+import rpcbench, torch
+rank = int(__import__("rpcbench.rpc").rpc.get_worker_info().name[-1])
+torch.manual_seed(rank)
+model = torch.nn.Linear(8, 1)
+for step in range(400):
+    lr = 0.05 * min(1, (step + 1) / 80)
+    noise = 3.0 if rank == 3 and step > 250 else 0.5
+    x = torch.randn(64, 8)
+    loss = (model(x) - x.sum(1, keepdim=True) - noise * torch.randn(64, 1)).square().mean()
+    model.zero_grad()
+    loss.backward()
+    norm = model.weight.grad.norm()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= lr * p.grad
+    rpcbench.log(loss=loss, lr=lr, grad_norm=norm)""",
+]
 USED = 25_000  # milliseconds before the restart, and after it
 
 # FSDP times tensor parallel, stopped in the middle of a forward pass: one block and the root are gathered.
@@ -372,6 +393,15 @@ def of_resources(shots: Shots) -> None:
     shots.take(page, "resources")
 
 
+def of_metrics(shots: Shots) -> None:
+    """A loss that grows on one rank."""
+    notebook = shots.open(4, LOGS, 1400)
+    shots.run(notebook, *LOGS)
+    notebook.page.locator(".rb-chart .rb-far").first.wait_for()
+    notebook.page.wait_for_timeout(1500)
+    shots.take(notebook.page, "metrics")
+
+
 def of_messages(shots: Shots) -> None:
     """What two lines of a program say, between all workers."""
     notebook = shots.open(3, TALK, 1400)
@@ -501,6 +531,7 @@ def of_readme(shots: Shots) -> None:
 
 PANELS = {
     "workers": of_workers,
+    "metrics": of_metrics,
     "resources": of_resources,
     "messages": of_messages,
     "collectives": of_collectives,

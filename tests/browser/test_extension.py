@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 
+import nbformat
 import pytest
 from lab import ROOT, settles
 from worlds import until
@@ -324,6 +325,12 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
     assert start.count() == 1
     start.get_by_role("button", name="New rpcbench notebook").click()
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)").get_by_text("%cluster start 2").wait_for()
+    page.evaluate("() => void jupyterapp.commands.execute('rpcbench:new-notebook', {})")
+    made = [lab.folder / "Untitled.ipynb", lab.folder / "Untitled1.ipynb"]
+    settles(page, lambda: all(path.exists() and "%cluster" in path.read_text() for path in made), True)
+    assert len({cell.id for path in made for cell in nbformat.read(path, 4).cells}) == 4, "no id stands in both"
+    # A notebook comes to the front when it is opened, a while after its file is there: the pages below come later.
+    settles(page, lambda: page.evaluate("() => jupyterapp.shell.currentWidget?.title.label"), "Untitled1.ipynb")
     page.evaluate("() => { jupyterapp.commands.execute('launcher:create'); }")
     section = page.locator(".jp-Launcher-section").filter(has_text="rpcbench")
     settles(page, section.locator(".jp-LauncherCard").all_inner_texts, ["New rpcbench notebook", "Start Page"])
@@ -334,7 +341,7 @@ def test_the_start_page_opens_lessons_and_new_notebooks(show, lab):
     page.evaluate("jupyterapp.commands.execute('rpcbench:start-page')")
     settles(page, cards.count, 1)
     # A kernel that is just starting could not be ended.
-    opened = {"mine/notebooks/01_hello_rpc.ipynb", "Untitled.ipynb"}
+    opened = {"mine/notebooks/01_hello_rpc.ipynb", "Untitled.ipynb", "Untitled1.ipynb"}
     settles(page, lambda: opened - lab.sessions().keys(), set())
 
 

@@ -94,12 +94,12 @@ def _stand_as(page, before):
 
 
 def _open_in_another_browser(notebook, lab, before):
-    """It has a workspace of its own, and finds no workers."""
+    """It has a workspace of its own. The kernel that starts again has no workers: as many as before are offered."""
     other = lab.beside(notebook).page
     other.locator(".rbx-tab .rb-shards.rb-drawn").wait_for()
     _stand_as(other, before)
     other.evaluate("() => void jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    other.locator(".rbx-tab:visible").get_by_role("button", name="Start 2 workers").first.wait_for()
+    other.locator(".rbx-tab:visible").get_by_role("button", name="Start 1 worker").first.wait_for()
     other.close()
 
 

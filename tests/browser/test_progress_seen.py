@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import nbformat
 import pytest
-from lab import settles
+from lab import READY, settles
 
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.timeout(400)]
 
@@ -29,7 +30,7 @@ def test_jobs_and_cells_are_seen_and_a_cell_runs_again(show, tmp_path):
     live = notebook.output("%panel").locator(".rb-progress")
     notebook.run_to_end("cluster.map")
     job = live.locator("[data-job]")
-    job.locator("text=0 of 5 items, 2 running").wait_for()
+    job.locator("text=0 of 5 items done, 2 running").wait_for()
     job.locator(".rb-time", has_text="2 s").wait_for()  # by the clock of the page
     (tmp_path / "go").touch()
     notebook.run_to_end("waits))")
@@ -56,3 +57,25 @@ def test_jobs_and_cells_are_seen_and_a_cell_runs_again(show, tmp_path):
     )
     again.click()
     live.get_by_text("The cell has changed, or is gone: run it in the notebook.").wait_for()
+
+
+FRONT = "() => jupyterapp.shell.currentWidget.context?.path"
+PROMPTS = """() => Object.fromEntries([...jupyterapp.shell.widgets('main')].filter(one => one.context).map(
+  ({ context, content }) => [context.path, content.widgets.map(one => one.model.executionCount)]))"""
+
+
+def test_a_panel_finds_and_runs_the_cells_of_its_own_notebook_not_those_of_a_copy(show, lab):
+    notebook = show(["%load_ext rpcbench\n%cluster start 1", CHANGED.replace("2", "1")], "one.ipynb")
+    page = notebook.page
+    nbformat.write(nbformat.read(lab.folder / "one.ipynb", 4), lab.folder / "copy.ipynb")  # with the same ids
+    page.evaluate("() => void jupyterapp.commands.execute('docmanager:open', {path: 'copy.ipynb'})")
+    page.wait_for_function("() => jupyterapp.shell.currentWidget?.context?.path === 'copy.ipynb'")
+    page.wait_for_function(READY, polling=100)
+    page.evaluate("() => void jupyterapp.commands.execute('notebook:run-all-cells')")
+    settles(page, lambda: page.evaluate(PROMPTS), {"one.ipynb": [None, None], "copy.ipynb": [1, 2]})
+    page.evaluate("() => void jupyterapp.commands.execute('rpcbench:panel', {name: 'progress'})")
+    row = page.locator(".rbx-tab .rb-cells tbody tr")
+    row.locator(".rb-where").click()
+    settles(page, lambda: page.evaluate(FRONT), "copy.ipynb")
+    row.get_by_role("button", name="run again").click()
+    settles(page, lambda: page.evaluate(PROMPTS), {"one.ipynb": [None, None], "copy.ipynb": [1, 3]})

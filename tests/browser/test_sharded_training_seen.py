@@ -66,4 +66,4 @@ def test_gathered_parameters_light_up_and_collectives_come_while_a_cell_trains(s
     still = notebook.output(TIMELINE).locator("img")
     still.wait_for()
     assert "kept the others waiting" in still.get_attribute("alt")
-    assert [said for said in notebook.errors() if "they take turns" not in said] == []  # four workers on two cores
+    assert notebook.errors() == []

@@ -75,3 +75,17 @@ def _say_what_would_be_lost(notebook, side):
         return text
 
     settles(page, told, "Everything its workers hold will be lost, also the values of 3 RRefs here.")
+
+
+def test_workers_are_in_sight_while_later_cells_of_a_run_of_all_wait(show, tmp_path):
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path)!r}, 'go').exists():\n    time.sleep(0.02)"
+    notebook = show(["import rpcbench", START, waits, "print('the last one')"], "all.ipynb", width=1400, height=900)
+    page = notebook.page
+    page.evaluate(COMMAND, ["rpcbench:sidebar", {}])
+    notebook.activate()
+    page.evaluate(COMMAND, ["notebook:run-all-cells", {}])
+    side = page.get_by_role("region", name="rpcbench: workers")
+    side.get_by_role("listitem").filter(has_text="worker1").wait_for()
+    page.get_by_role("button", name="rpcbench: 1 worker", exact=True).wait_for()
+    (tmp_path / "go").touch()
+    notebook.ended("the last one")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from rpcbench.base.errors import CallCancelled, WorkerLostError
+from rpcbench.base.errors import CallCancelled, RemoteError, WorkerLostError
 from rpcbench.cells import cell_log
 from rpcbench.cells.cell_log import LONGEST, MOST, CellLog
 from rpcbench.runtime.events import EventLog
@@ -36,7 +36,7 @@ def log(shell: Any) -> CellLog:
     bus = EventLog()
     bus.listening = True
     links = SimpleNamespace(bus=bus)
-    agent = SimpleNamespace(id=0, name="notebook", links=links, hooks=SimpleNamespace(on_end=[]))
+    agent = SimpleNamespace(id=0, name="notebook", links=links, hooks=SimpleNamespace(on_leave=[print], on_end=[]))
     return CellLog(cast(Any, agent))
 
 
@@ -55,6 +55,12 @@ def states(log: CellLog) -> list[list[tuple[str, str, str]]]:
     return [[(part[1], part[2], part[3]) for part in row["parts"]] for row in log.table().values()]
 
 
+def raised_there(error: Exception) -> Exception:
+    """As an error that the code on a worker has raised arrives."""
+    error.__cause__ = RemoteError("worker1", "Traceback")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "state", "words"),
     [
@@ -63,6 +69,7 @@ def states(log: CellLog) -> list[list[tuple[str, str, str]]]:
         (ValueError(), None, "error", "ValueError"),
         (ValueError("x" * 999), None, "error", "ValueError: " + "x" * 287 + "…"),
         (WorkerLostError("worker1 is lost"), None, "lost", ""),
+        (raised_there(WorkerLostError("rank 2 is gone")), None, "error", "WorkerLostError: rank 2 is gone"),
         (CallCancelled("ended by KeyboardInterrupt"), "KeyboardInterrupt", "interrupted", ""),
         (CallCancelled("the cell was interrupted before it was sent"), None, "interrupted", ""),
         (CallCancelled("ended by SystemExit"), "SystemExit", "error", "SystemExit"),
@@ -100,10 +107,13 @@ def test_a_cell_of_the_notebook_is_a_row(log: CellLog, shell: Any) -> None:
     end(shell, info, ZeroDivisionError("division by zero"))
     end(shell, begin(shell, "print(1)", store=False))
     end(shell, begin(shell, "sleep()"), KeyboardInterrupt())
+    end(shell, begin(shell, "pipe.step(x, y)"), WorkerLostError("worker2 is lost"))
     failed, stopped = ("error", "ZeroDivisionError: division by zero"), ("interrupted", "")
-    assert states(log) == [[("notebook", *failed)], [("notebook", *stopped)]]
+    asked = ("error", "WorkerLostError: worker2 is lost")  # the notebook itself is not lost
+    assert states(log) == [[("notebook", *each)] for each in (failed, stopped, asked)]
     row = log.table()["1"]
-    assert (row["code"], row["number"], row["cell"], row["parts"][0][5]) == ("train()", 5, "front-end's id", 5)
+    assert (row["code"], row["number"], row["cell"]) == ("train()", 5, "front-end's id")
+    assert row["parts"][0][5] is None, "its number stands beside the code, and has no second place"
 
 
 def test_a_cell_that_goes_on_on_a_thread_runs_until_its_code_has_ended(log: CellLog, shell: Any) -> None:
@@ -115,6 +125,16 @@ def test_a_cell_that_goes_on_on_a_thread_runs_until_its_code_has_ended(log: Cell
     assert states(log) == [[("notebook", "runs", "")], [("notebook", "ok", "")]]
     record.end_part(0, ValueError("no"))
     assert states(log)[0] == [("notebook", "error", "ValueError: no")] and log.keep_here() is None
+
+
+def test_what_runs_when_the_cluster_is_stopped_is_not_left_running(log: CellLog, shell: Any) -> None:
+    log.begin_cell("sleep()", PAIR, None).end_part(1, None)
+    begin(shell, "%cluster stop")
+    stop, last = cast(Any, log._agent).hooks.on_leave
+    assert last is print, "the last reports are waited for later"
+    stop()
+    assert states(log) == [[("worker1", "ok", ""), ("worker2", "stopped", "")], [("notebook", "stopped", "")]]
+    assert all(part[4] is not None for row in log.table().values() for part in row["parts"]), "when it ended"
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,11 @@ def areas(screen, count=3):
     ("names", "short"),
     [
         ("worker1 worker2 worker3", "worker1-3"),
-        ("worker1 worker3 worker4", "worker1,worker3-4"),
-        ("worker2 worker1", "worker2,worker1"),
+        ("worker1 worker3 worker4", "worker1, worker3-4"),
+        ("worker2 worker1", "worker2, worker1"),
         ("worker9 worker10 worker11", "worker9-11"),
-        ("a1 b2", "a1,b2"),
-        ("left right", "left,right"),
+        ("a1 b2", "a1, b2"),
+        ("left right", "left, right"),
         ("worker1", "worker1"),
     ],
 )
@@ -73,7 +73,7 @@ def test_different_outputs_are_shown_separately_in_the_order_of_the_workers(scre
     for area, text in ((three, "same\n"), (two, "other\n"), (one, "same\n")):
         area.show_item("stdout", text)
         area.finish_output()
-    assert screen.shown == ["[worker1,worker3] same", "[worker2] other"]
+    assert screen.shown == ["[worker1, worker3] same", "[worker2] other"]
 
 
 def test_equal_texts_on_different_streams_differ_and_a_silent_worker_shows_nothing(screen):

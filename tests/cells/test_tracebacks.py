@@ -11,12 +11,14 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from IPython.core.ultratb import FormattedTB
+from torch import nn
 
 from rpcbench.base.errors import WorkerLostError
 from rpcbench.base.futures import release_slot
 from rpcbench.cells.shell import CellShell
-from rpcbench.cells.tracebacks import Failed, combined_error, limit_colours, user_frames
+from rpcbench.cells.tracebacks import Failed, combined_error, fold_causes, fold_torch, limit_colours, user_frames
 from rpcbench.pipeline.recompute import seeded_rng
 
 
@@ -109,3 +111,39 @@ def test_the_loss_of_a_worker_is_raised_before_the_errors_that_may_follow_from_i
     assert error is dead.error and error.__notes__ == ["also on worker1: RuntimeError: Connection closed by peer"]
     own = Failed("worker3", WorkerLostError("worker9 was lost"), ["a line"], False)  # raised by the cell
     assert combined_error([broken, own], None) is broken.error
+
+
+def _fails_deep_in_torch() -> None:
+    nn.Sequential(nn.Sequential(nn.Linear(2, 2)))(torch.ones(3))
+
+
+def _fails_after_torch() -> None:
+    try:
+        _fails_deep_in_torch()
+    except RuntimeError as error:
+        raise ValueError("no") from error
+
+
+def test_long_runs_of_torchs_frames_are_left_out_and_counted_also_in_causes() -> None:
+    with pytest.raises(ValueError) as caught:
+        _fails_after_torch()
+    cause = caught.value.__cause__
+    assert cause is not None
+    whole = traceback.extract_tb(cause.__traceback__)
+    with fold_causes(caught.value) as left_out:
+        shown = traceback.extract_tb(cause.__traceback__)
+        assert [frame.name for frame in shown] == ["_fails_after_torch", "_fails_deep_in_torch"]
+        assert left_out == len(whole) - len(shown) > 3
+    assert traceback.extract_tb(cause.__traceback__) == whole
+    assert fold_torch(caught.tb)[1] == 0
+
+
+def test_after_a_loss_an_error_of_a_collective_is_one_line() -> None:
+    broken = Failed("worker1", RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error"), ["a line"] * 99, False)
+    dead = Failed("worker2", WorkerLostError("worker2 was lost"), [], False)
+    shell: Any = SimpleNamespace()
+    lines = combined_error([broken, dead], shell)._render_traceback_()  # type: ignore[attr-defined]
+    assert lines == [
+        "[worker2] WorkerLostError: worker2 was lost",
+        "[worker1] RuntimeError in a collective, too: %debug worker1 shows where.",
+    ]

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import rpcbench
+from rpcbench.cells.cell_log import CellLog
 from rpcbench.testing import assert_same_training
 
 pytestmark = pytest.mark.process
@@ -60,6 +61,8 @@ def test_a_right_program_has_a_report_with_the_learnt_layouts(four):
     report = four.compare(**RIGHT, mesh={"dp": 4})
     assert report.ok and report.first is None
     report.raise_if_wrong()
+    *_, listed = four.agent.part(CellLog).table().values()
+    assert listed["code"] == "# cluster.compare(step_on_rows), on each rank"
     assert report.layouts["0"] == "dp Shard(0)" and report.layouts["0.weight"] == "dp Replicate"
     text = str(report)
     assert text.startswith("Right: the ranks (dp=4) compute what one process computes, within round-off")

@@ -338,6 +338,25 @@ def test_a_call_that_torch_refuses_is_shown_as_failed(all_three: Everyone, watch
     ]
 
 
+def send_outside() -> tuple[str, bool]:
+    """Send to a rank that is not there; return the error that comes, and whether the watcher had one of its own."""
+    reports = current.current_agent().part(TorchCollectives)
+
+    def refuse() -> None:  # in place of gloo, which looks for the rank beyond the end of its table, and may crash
+        raise c10d.DistStoreError("wait timeout")
+
+    with pytest.raises(c10d.DistError) as error:
+        reports.run_and_record("send", ([torch.ones(3)], distributed_c10d._get_default_group().boxed(), 3, 0), refuse)
+    return str(error.value), reports._bystander._has_logged
+
+
+def test_a_message_to_a_rank_outside_the_group_has_torchs_error(all_three: Everyone, watched: Any) -> None:
+    assert all_three(send_outside) == [("wait timeout", False)] * 3
+    told = [(row["op"], row["shape"], row["members"], row["state"]) for row in settled(watched)]
+    op = "send: rank 3 is not in the group"
+    assert sorted(told) == [(op, "float32[3]", [name], "failed") for name in NAMES]
+
+
 def cpu_and_cuda() -> bool:
     """Return whether gloo's one backend for both types of device is one group here, with one count."""
     here = current.current_agent().part(TorchCollectives)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -73,6 +74,10 @@ def test_status_reports_the_state_the_calls_and_the_resources_of_each_worker(
     cluster.rpc_sync("worker2", exec, (burn,))
     first, second = cluster.status()
     assert first.calls == 0 and second.cpu > first.cpu
+    rows = json.loads(json.dumps(cluster.status().json()))["workers"]
+    assert [(row["name"], row["pid"], row["state"], row["gpu"]) for row in rows] == [
+        (each.name, each.pid, "ready", None) for each in (first, second)
+    ]
 
 
 def test_status_shows_a_stopped_worker_and_a_killed_one(no_leaks: None) -> None:
@@ -388,7 +393,7 @@ def test_shutdown_ends_calls_in_flight_and_workers_that_do_not_answer(
         made.shutdown()
     assert time.monotonic() - begin < 10
     for future in (busy, stopped):
-        with pytest.raises(ShutdownError, match="notebook has shut down"):
+        with pytest.raises(ShutdownError, match="the cluster was stopped while this ran"):
             future.wait()
 
 

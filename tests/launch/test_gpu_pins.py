@@ -131,7 +131,7 @@ def test_workers_are_pinned_restarted_alike_and_seen_in_the_status(host: FakeGpu
         assert first.gpu is not None and first.gpu[1:] == (2, host.uuid(2), "NVIDIA Fake 80GB", 20 * GB, 80 * GB, 0.5)
         head, line, _ = repr(made.status()).splitlines()
         assert head.split("  ")[-3:] == ["GPU", "GPU memory", "GPU use"] or "GPU memory" in head
-        assert "2 Fake 80GB" in line and "20.0 of 80.0 GB" in line and line.endswith("50 %")
+        assert "2 Fake 80GB" in line and "21.5 of 85.9 GB" in line and line.endswith("50 %")
         with pytest.raises(ValueError, match=r"gpus=\[2, 0\] has 2 GPUs for 3 workers"):
             made.scale(3)
         assert made.workers == ["worker1", "worker2"]

@@ -23,6 +23,7 @@ from worlds import PATIENCE, cluster_fixture, until
 import rpcbench
 import rpcbench.distributed
 from rpcbench import Cluster, CollectiveError, RankFailedError, RemoteError, WorkerLostError
+from rpcbench.cells.cell_log import CellLog
 from rpcbench.cells.tracebacks import Failed
 from rpcbench.launch import spmd
 
@@ -63,6 +64,9 @@ def test_each_rank_has_its_place_and_results_come_by_rank(cluster: Cluster, caps
     assert total(cluster, workers="[1:]") == [2.0, 2.0] and total(cluster, workers="worker2") == [1.0]
     cluster.spmd(lambda: print("rank", dist.get_rank()))
     assert sorted(capsys.readouterr().out.splitlines()) == [f"[worker{rank + 1}] rank {rank}" for rank in range(3)]
+    cluster.spmd(place, 0, name="d")
+    listed = [row["code"] for row in cluster.agent.part(CellLog).table().values()]
+    assert listed[-2:] == ["# cluster.spmd(), on each rank", "# cluster.spmd(place), on each rank"]
     assert list(cluster["worker1"]) == [] and list(cluster["worker3"]) == ["os"]
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rpcbench.base.config import WorldConfig
 from rpcbench.base.errors import ShutdownError
 from rpcbench.base.futures import Future
 from rpcbench.launch import command, fork_client, ranks
+from rpcbench.launch.actions import Actions
 from rpcbench.launch.base import UNKNOWN, Handle, ProcessHandle, exit_status_text, wait_or_terminate
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -388,3 +390,15 @@ def test_scale_with_too_few_descriptors_fails_before_any_start(no_leaks: None) -
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
         assert (cluster.workers, cluster.lost) == (["worker1"], [])
+
+
+@pytest.mark.process
+def test_a_call_says_that_a_click_on_stop_has_ended_it(no_leaks: None) -> None:
+    cluster = rpcbench.Cluster(1)
+    try:
+        call = cluster.rpc_async("worker1", time.sleep, (60,))
+        cluster.agent.part(Actions).begin_action("stop", "all").result(60)
+        with pytest.raises(ShutdownError, match=r"^a click on Stop has stopped the cluster while this ran$"):
+            call.wait()
+    finally:
+        cluster.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import itertools
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any, cast
 
 import pytest
 from sizes import long
+from tqdm.std import tqdm
 
 import rpcbench
 import rpcbench.rpc as rpc
@@ -31,6 +33,7 @@ from rpcbench.base.errors import (
     WorkerLostError,
 )
 from rpcbench.base.futures import Future
+from rpcbench.launch import task_map
 from rpcbench.launch.task_map import AHEAD, TaskMap
 from rpcbench.launch.task_pool import PoolTask, TaskPool
 from rpcbench.runtime import jobs
@@ -643,13 +646,14 @@ def test_workers_that_come_back_take_tasks_and_the_end_of_the_cluster_ends_those
 def last_job(agent: Any) -> dict[str, Any]:
     """The state, the counts and the error of the map that began last."""
     row = [*agent.part(JobLog).table().values()][-1]
-    return {key: row[key] for key in ("name", "total", "running", "done", "failed", "state", "error")}
+    return {key: row[key] for key in ("name", "total", "running", "done", "failed", "cancelled", "state", "error")}
 
 
 def test_a_map_is_a_job_that_counts_its_items_as_they_begin_and_end() -> None:
     agent = FakeAgent("worker1", "worker2")
     results = agent.map(same, range(5), ordered=False)
-    row = {"name": "same", "total": 5, "running": 2, "done": 0, "failed": 0, "state": "runs", "error": ""}
+    counts = {"running": 2, "done": 0, "failed": 0, "cancelled": 0}
+    row = {"name": "same", "total": 5, **counts, "state": "runs", "error": ""}
     assert last_job(agent) == row
     agent.open()["worker1"].answer()
     assert last_job(agent) == {**row, "running": 1, "done": 1}
@@ -671,6 +675,18 @@ def test_a_failing_item_ends_the_job_with_its_error(ordered: bool) -> None:
     job = last_job(agent)
     assert (job["state"], job["done"], job["failed"], job["running"]) == ("failed", 1, 1, 0)
     assert job["error"] == "KeyError: 1, while cluster.map ran item 1: 1"
+
+
+def test_items_that_ran_when_another_failed_are_cancelled_and_not_told_as_not_begun() -> None:
+    agent = FakeAgent("worker1", "worker2", "worker3")
+    results = agent.map(fails_at(0), range(9))
+    agent.open()["worker1"].answer()
+    with pytest.raises(KeyError):
+        next(results)
+    assert {"failed": 1, "done": 0, "running": 0, "cancelled": 2}.items() <= last_job(agent).items()
+    results = agent.map(same, range(9))
+    results.close()
+    assert {"running": 0, "cancelled": 3, "state": "stopped"}.items() <= last_job(agent).items()
 
 
 def test_an_item_that_was_never_sent_counts_as_failed_and_not_as_running() -> None:
@@ -702,6 +718,23 @@ def test_a_job_ends_with_its_map_however_that_ends() -> None:
     assert last_job(agent)["state"] == "done", "all its results were taken"
 
 
+def test_a_map_that_is_left_draws_its_bar_with_all_results_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    # A bar in a notebook outlives its map, as it refers to itself.
+    bar = tqdm(total=9, file=screen, mininterval=1e6, ascii=True)
+    monkeypatch.setattr(task_map, "make_bar", lambda *about: bar)
+    agent = FakeAgent("worker1")
+    results = agent.map(same, range(9), shown=True)
+    for item in range(5):
+        agent.answers()
+        assert next(results) == item
+    assert "5/9" not in screen.getvalue()
+    del results
+    gc.collect()
+    agent.released.get_nowait()
+    assert "5/9" in screen.getvalue()
+
+
 def test_the_rate_of_a_job_that_has_ended_is_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(jobs.time, "monotonic", lambda: now)
@@ -712,6 +745,19 @@ def test_the_rate_of_a_job_that_has_ended_is_its_mean(monkeypatch: pytest.Monkey
     assert job.make_row()["rate"] == pytest.approx(1 / 2), "of the last ones, while it runs"
     job.end("stopped")
     assert job.make_row()["rate"] == pytest.approx(40 / 60)
+    fit = FakeAgent().part(JobLog).begin_job("fit", "same", 99, "step")
+    for _ in range(4):
+        now += 1.0
+        fit.end_item()
+        fit.end_item(failed=True)
+    assert fit.make_row()["rate"] == 1.0, "while it runs: of failed items none"
+    fit.end("failed")
+    assert fit.make_row()["rate"] == 1.0, "and in the mean of all"
+    failed = FakeAgent().part(JobLog).begin_job("fit", "same", 99, "step")
+    now += 1.0
+    failed.end_item(failed=True)
+    failed.end("failed")
+    assert failed.make_row()["rate"] is None, "nothing was done"
 
 
 def test_a_job_keeps_no_item_and_old_ones_make_room() -> None:
@@ -722,3 +768,11 @@ def test_a_job_keeps_no_item_and_old_ones_make_room() -> None:
         assert [*results] == [[]]
     table = agent.part(JobLog).table()
     assert len(table) == MOST and [row["order"] for row in table.values()] == [*range(4, MOST + 4)]
+
+
+def test_a_bar_in_a_narrow_cell_keeps_a_width_and_its_texts_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, box = SimpleNamespace(), SimpleNamespace()
+    container = SimpleNamespace(layout=box, children=[None, SimpleNamespace(layout=layout), None])
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda **_: SimpleNamespace(container=container))
+    jobs.make_bar(9, "item")
+    assert (box.flex_flow, layout.flex, layout.min_width) == ("row wrap", "1 1 60px", "60px")

@@ -120,6 +120,19 @@ def test_a_notebook_joins_trains_and_leaves_and_the_next_one_finds_its_variables
     assert another.communicate(timeout=SECONDS) == ("[1.0, -2.0]\n", "")
 
 
+def test_a_join_that_fails_at_its_end_leaves_the_workers_to_the_next_one(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: AttachedCluster) -> None:
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="too many open files"):
+        patch.setattr(AttachedCluster, "_answer_questions", fail)
+        rpcbench.Cluster.join(ranks.url)
+    with rpcbench.Cluster.join(ranks.url) as cluster:
+        assert cluster.rpc_sync("worker1", max, (1, 2)) == 2
+
+
 @pytest.mark.long
 def test_a_killed_notebook_can_join_again(ranks: Ranks) -> None:
     """Its running cell can be interrupted by the worker's name, and its interrupts hit no cell of the new notebook."""

@@ -26,6 +26,7 @@ import json, os, sys, time
 from pathlib import Path
 from rpcbench.transport.addresses import Opener
 from rpcbench.transport.handshake import Identity
+from rpcbench.transport.question_socket import ask_question
 
 asked = json.loads(sys.argv[1])
 directory, members, workers = Path(asked["directory"]), asked["members"], asked["workers"]
@@ -48,6 +49,7 @@ def attempts():
     return {
         "look into the directory": outcome(os.listdir, directory),
         "read a log": outcome(Path(asked["log"]).read_bytes),
+        "ask for the state": outcome(ask_question, directory, "name", 60.0),
         "leave a file there": outcome((directory / f"mine{os.geteuid()}").touch),
         **{f"knock at {name}": outcome(knock, address) for name, address in members.items()},
         **{f"enter {name}": outcome(opener.dial_peer, address, me) for name, address in members.items()},
@@ -98,7 +100,7 @@ def test_another_user_cannot_enter_a_world_or_read_its_data(monkeypatch, transpo
     knocks = {f"knock at {name}" for name in ("notebook", "worker1", "worker2")}
     if transport == "tcp":  # there a knock shows whether the process has the secret
         entering |= knocks
-    assert entering < set(root) and len(root) == 3 + 6 + 6
+    assert entering < set(root) and len(root) == 4 + 6 + 6
     assert {what for what, how in root.items() if how != "done"} == entering, "root can do all else"
     assert {root[what] for what in entering} <= REFUSED, "no process enters without the secret"
     assert set(stranger.values()) <= REFUSED, stranger

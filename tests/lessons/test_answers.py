@@ -41,6 +41,9 @@ def test_every_exercise_has_a_solution_hints_and_wrong_answers(path) -> None:
         wrong = [answer for answer in answers if answer.exercise == name and answer.hint is not None]
         assert len(wrong) >= WRONG, f"{path.stem}, {name}: {WRONG} wrong answers"
         assert is_exam or all(len(hint) > 20 for hint in hints[module, name]), f"{path.stem}, {name}: two hints"
+        body = [] if is_exam else [line.strip() for line in solutions(path.stem)[name].splitlines()[1:] if line.strip()]
+        told = any(body) and all(line.rpartition("return ")[2] in " ".join(hints[module, name]) for line in body)
+        assert not told, f"{path.stem}, {name}: the hints are the solution"
 
 
 def test_changes_make_an_answer_of_the_solution() -> None:

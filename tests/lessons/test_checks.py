@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from fractions import Fraction
 
+import numpy
 import pytest
+import torch
 from exercises import LESSONS
 
 
@@ -18,7 +21,8 @@ def checks(monkeypatch, tmp_path):
     monkeypatch.setattr(checks, "PROGRESS", str(tmp_path / "progress.json"))
     for kept in (checks._hints, checks._given):
         monkeypatch.setattr(checks, "_hints" if kept is checks._hints else "_given", dict(kept))
-    monkeypatch.setattr(checks, "_last", [])
+    for kept in ("_last", "_answers"):
+        monkeypatch.setattr(checks, kept, [])
     monkeypatch.setitem(sys.modules, "checks.sums", type(sys)("checks.sums"))
     return checks
 
@@ -56,7 +60,7 @@ def test_an_error_shows_the_line_of_the_answer_that_raised_it(checks, total):
         total(answer_of(deep))
 
 
-def test_hints_come_one_by_one_then_the_last_again(checks, total, capsys):
+def test_hints_come_one_by_one_then_the_way_to_the_solution(checks, total, capsys):
     with pytest.raises(checks.NotYet, match="No exercise was checked yet"):
         checks.hint()
     with pytest.raises(checks.NotYet, match="not 4"):
@@ -64,8 +68,10 @@ def test_hints_come_one_by_one_then_the_last_again(checks, total, capsys):
     for _ in range(3):
         checks.hint()
     assert capsys.readouterr().out.splitlines() == [
-        "Hint 1 of 2: Look at the plus sign.", *["Hint 2 of 2: Begin with `total = 0`."] * 2
-    ]  # fmt: skip
+        "Hint 1 of 2: Look at the plus sign.",
+        "Hint 2 of 2: Begin with `total = 0`.",
+        "Both hints were given; the second one: Begin with `total = 0`. `check.solution()` comes next.",
+    ]
     with pytest.raises(checks.NotYet, match=r"no exercise 'sum' here; there are: .*total"):
         checks.hint("sum")
 
@@ -107,3 +113,79 @@ def test_the_error_of_the_lowest_rank_is_raised_though_another_comes_first(check
 
     with pytest.raises(checks.NotYet, match=r"^rank 0 fails$"):
         ranks.run(part)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("def answer(numbers): ...\n", "Replace the three dots"),
+        ("def answer(numbers):\n    total = sum(numbers)\n    ...\n", "Replace the three dots"),
+        ("def answer(numbers):\n    return ...\n", "Replace the three dots"),
+        ("def answer(numbers):\n    total = sum(numbers)\n", "It has no `return`"),
+        ("def answer(numbers):\n    def add():\n        return sum(numbers)\n    add()\n", "It has no `return`"),
+        ("def answer(numbers):\n    return numbers.sort()\n", "Does each way through it end with `return`"),
+        ("answer = lambda numbers: None\n", "Does each way through it end with `return`"),
+    ],
+)
+def test_an_empty_answer_is_told_from_one_without_return(checks, total, source, told):
+    with pytest.raises(checks.NotYet) as error:
+        total(answer_of(source))
+    assert told in str(error.value)
+    assert checks.dots_left() == (" Replace the three dots." if "    ...\n" in source or ": ...\n" in source else "")
+
+
+def test_two_values_that_print_alike_are_told_apart(checks):
+    assert checks.differ(2, 3) == "2, not 3"
+    assert checks.differ([2.5, 1], [2.5, 3], "; you say ") == "[2.5, 1]; you say [2.5, 3]"
+    told = "206.63333 s; you say 206.63328 (the same to 6 digits)"
+    assert checks.differ(206.63333, 206.63328, " s; you say ", 6) == told
+    wanted = torch.tensor([0.1, -0.8], dtype=torch.double)
+    told = "0.1, -0.8, not 0.1, -0.80000001 (the same to 7 digits; yours is float32, and float64 is wanted)"
+    assert checks.differ(wanted, wanted.float()) == told
+    assert checks.differ(wanted, wanted.clone()).endswith("(equal as numbers)")
+    assert checks.differ(1.0, float("nan")) == "1, not nan"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "wanted"),
+    [
+        (torch.tensor([2.5]), float, 2.5),
+        (numpy.float32(2.5), float, 2.5),
+        (Fraction(5, 2), float, 2.5),
+        (numpy.argmax([1, 3, 2]), int, 1),
+        (torch.tensor(True), bool, True),
+        ((1, numpy.int64(2)), [int], [1, 2]),
+        (range(3), [int], [0, 1, 2]),
+        ((word for word in "ab"), [str], ["a", "b"]),
+        (torch.arange(3), [int], [0, 1, 2]),
+        ({3}, {int}, [3]),
+        ([3], {int}, [3]),
+        ([["a", 1]], [(str, int)], [("a", 1)]),
+        (torch.eye(2), ([float], [float]), ([1, 0], [0, 1])),
+    ],
+)
+def test_an_answer_is_read_for_what_it_is(checks, value, kind, wanted):
+    found = checks.read(value, kind, "It is wanted")
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "told"),
+    [
+        (2.0, int, "A whole number, not 2.0."),
+        (True, float, "A whole number, not True."),
+        (1, bool, "A whole number, not 1."),
+        (torch.ones(2), float, r"A whole number, not tensor\(\[1., 1.\]\)."),
+        ("ab", [str], "A whole number, not 'ab'."),
+        ({"a": 1}, [str], "A whole number, not {'a': 1}."),
+        ({1}, [int], "A whole number, not {1}."),
+        ([1, 2], (int, int, int), r"A whole number, not \[1, 2\]."),
+        (torch.ones(2), (torch.Tensor, torch.Tensor), "A whole number, not tensor"),
+        (None, int, "It returned None here"),
+        (..., int, "Replace the three dots"),
+    ],
+)
+def test_an_answer_of_another_kind_is_refused(checks, value, kind, told):
+    with pytest.raises(checks.NotYet, match=f"^{told}" if "three dots" not in told else told):
+        checks.read(value, kind, "A whole number")

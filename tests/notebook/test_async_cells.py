@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from types import SimpleNamespace
 
@@ -58,7 +59,8 @@ def test_values_are_there_once_it_is_through():
     sent = Sent()
     handle = CellHandle(Screen(), lambda changed: sent, lambda answer: answer)
     assert not handle.done
-    assert repr(handle).startswith("<cell on worker1: runs; ")
+    begun = r"<cell on worker1: begun; at \d\d:\d\d:\d\d, see %panel progress>"
+    assert re.fullmatch(begun, repr(handle)), "true for ever: nothing changes the output of a notebook opened again"
     with pytest.raises(TimeoutError, match="it still runs"):
         handle.wait(0.01)
     sent.go.set()
@@ -67,7 +69,7 @@ def test_values_are_there_once_it_is_through():
         return await handle
 
     assert asyncio.run(wait()) == handle.wait() == {"y": 7}
-    assert handle.done
+    assert handle.done and re.search(r"; \d+\.\d s>$", repr(handle))
 
 
 def test_the_end_on_a_worker_is_shown_before_it_counts():

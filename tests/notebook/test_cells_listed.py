@@ -38,6 +38,15 @@ def test_each_cell_is_listed_once_where_it_ran(kernel):
     assert last[:2] == ("listed(7)", [["notebook", "runs", ""]])
 
 
+def test_of_two_clusters_a_cell_is_listed_in_its_own_alone(kernel):
+    assert kernel.run("main = cluster\n%cluster start 1 --name other").status == "ok"
+    kernel.run("%%remote all\nx = 5")
+    listed = "[row['code'] for row in each.agent.tables()['cells'].values() if row['code'].endswith('x = 5')]"
+    assert value(kernel, f"[{listed} for each in (main, cluster)]") == [[], ["x = 5"]]
+    assert kernel.run("%cluster stop").status == "ok"
+    assert kernel.run("assert cluster is main\ndel main").status == "ok"
+
+
 def test_a_background_cell_and_an_interrupted_one(kernel):
     assert kernel.run(HERE).status == "ok"
     kernel.run("%%remote worker1 --async\nbackground = 1")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,19 +12,34 @@ from fake_gpus import fake_gpus
 from IPython.core.error import UsageError
 from kinds import kernel_is_long
 
+import rpcbench
 from rpcbench.cells.targets import Targets
 from rpcbench.launch import registry, status
+from rpcbench.launch.base_cluster import running_clusters
 from rpcbench.notebook import cluster_magic
 from rpcbench.notebook.cluster_magic import Commands
 from rpcbench.notebook.completion import Vocabulary
 from rpcbench.notebook.parsers import cluster_line
 
 GB = 1 << 30
+HINT = re.compile(r"""hint: \["[^"]*", ("[^"]*"|'[^']*')\]""")
+
+
+def test_the_words_on_a_cluster_name_its_lost_workers():
+    there = SimpleNamespace(workers=["worker1"], lost=["worker2", "worker3"])
+    assert cluster_magic.sentence(there) == "1 worker: worker1; lost: worker2, worker3."
+    there.lost = []
+    assert cluster_magic.sentence(there) == "1 worker: worker1."
 
 
 def test_what_is_no_address_to_join_is_told_in_one_sentence():
     with pytest.raises(UsageError, match=r"^'localhost:29501' is not an address of workers; .*: tcp://HOST:PORT$"):
         Commands(Targets(), lambda found: None).run_action("join", ["localhost:29501"])
+
+
+def test_the_status_as_json_is_json_where_no_cluster_runs_too():
+    said = json.loads(Commands(Targets(), lambda found: None).run_action("status", ["--json"]))
+    assert (said["format"], said["version"], said["workers"]) == ("rpcbench status", 1, [])
 
 
 @pytest.fixture
@@ -33,23 +51,21 @@ def machine(monkeypatch):
 
 @pytest.mark.usefixtures("machine")
 def test_what_a_machine_lacks_is_said_with_numbers():
-    assert list(status.resource_warnings(2, "fork")) == []
-    assert list(status.resource_warnings(3, "fork")) == ["3 workers on 2 cores: when all compute, they take turns."]
-    (cores, memory) = status.resource_warnings(40, "spawn")
-    assert cores.startswith("40 workers on 2 cores")
-    assert memory == "40 workers need about 11.7 GB of memory, and 1.0 GB are free: there is room for 3."
+    assert (status.describe_cores(2, "fork"), status.warn_of_memory(2, "fork")) == ("", "")
+    assert status.describe_cores(3, "fork") == "3 workers on 2 cores: when all compute, they take turns."
+    needs = "40 workers need about 12.6 GB of memory, and 1.1 GB are free: there is room for 3."
+    assert status.warn_of_memory(40, "spawn") == needs
 
 
 @pytest.mark.usefixtures("machine")
 def test_no_room_at_all_is_said_too(monkeypatch):
     monkeypatch.setattr(status.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 20))
-    assert list(status.resource_warnings(1, "fork")) == [
-        "1 worker needs about 0.1 GB of memory, and 0.0 GB are free: there is room for none."
-    ]
+    needs = "1 worker needs about 62.9 MB of memory, and 1.0 MB are free: there is room for none."
+    assert status.warn_of_memory(1, "fork") == needs
 
 
 def test_workers_that_may_be_elsewhere_lack_nothing_here():
-    assert list(status.resource_warnings(1000, "command")) == []
+    assert (status.describe_cores(1000, "command"), status.warn_of_memory(1000, "command")) == ("", "")
 
 
 @pytest.mark.parametrize("words", ["2 --launcher", "2 --launcher nope", "2 --launcher command template=x 3"])
@@ -169,9 +185,9 @@ def test_too_many_workers_are_warned_of_and_started_all_the_same(kernel):
     kernel.run("from rpcbench.launch import status\nreal, status.cores = status.cores, lambda: 2")
     try:
         reply = kernel.run("%cluster scale 3")
-        assert next(content for kind, content in reply.outputs if kind == "stream") == {
-            "name": "stderr", "text": "3 workers on 2 cores: when all compute, they take turns.\n"
-        }  # fmt: skip
+        said = next(content for kind, content in reply.outputs if kind == "stream")
+        assert said["text"].startswith("3 workers on 2 cores: when all compute, they take turns.\n")
+        assert said["name"] == "stdout", "red would say that it is a mistake"
         assert "3 workers: " in reply.text
         assert "cores" not in kernel.run("%cluster scale 2").text
     finally:
@@ -224,12 +240,13 @@ def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
 
     def acted():
         agent = SimpleNamespace(running=True)
-        return SimpleNamespace(agent=agent, workers=["w"], over=False, prefer=lambda: None, stopped=[])
+        return SimpleNamespace(agent=agent, workers=["w"], lost=[], over=False, prefer=lambda: None, stopped=[])
 
     own, other = acted(), acted()
     own.shutdown = lambda: own.stopped.append(True)
     current = [other]
     monkeypatch.setattr(cluster_magic, "cluster", lambda: current[-1])
+    monkeypatch.setattr(cluster_magic, "running_clusters", lambda: {"main": other})
     monkeypatch.setattr(cluster_magic, "Cluster", lambda size, **options: own)
     made = Commands(None, lambda cluster: None)
     made.run_action("start", ["1", "--name", "mine"])
@@ -237,3 +254,37 @@ def test_unloading_stops_what_was_started_here_and_nothing_else(monkeypatch):
     assert made.run_action("list", []) == "  main: 1 worker: w.\n* mine: 1 worker: w."
     made.stop_started_clusters()
     assert (own.stopped, other.stopped) == ([True], [])
+
+
+@pytest.mark.process
+def test_clusters_made_in_python_have_names_too_and_keep_them():
+    with rpcbench.Cluster(1) as first, rpcbench.Cluster(1) as second:
+        assert running_clusters() == {"main": first, "cluster2": second}
+        first.prefer()
+        assert running_clusters() == {"main": first, "cluster2": second}
+        assert Commands(None, print).running_clusters() == {"main": first, "cluster2": second}
+        first.shutdown()
+        assert running_clusters() == {"cluster2": second}
+
+
+@pytest.mark.process
+def test_a_cluster_has_its_name_before_its_workers_have_started():
+    seen = []
+    voice = cluster_magic.StartReports(lambda size: lambda *_: seen.append([*running_clusters()]), print, print)
+    made = Commands(None, lambda cluster: None)
+    try:
+        made.start_cluster(1, name="a", voice=voice)
+        assert seen and all(names == ["a"] for names in seen)
+    finally:
+        made.stop_started_clusters()
+
+
+def test_the_code_of_empty_panels_runs_where_only_a_cluster_is() -> None:
+    """A cluster that the sidebar has started is `cluster` in the notebook, and nothing was imported."""
+    strings = (Path(__file__).parents[2] / "rpcbench/panels/strings.js").read_text()
+    codes = [found[1:-1] for found in HINT.findall(strings)]
+    calls = [code for code in codes if "cluster." in code and "make_" not in code]
+    assert len(calls) == 3  # of progress, rrefs and messages; the others name what only the user has
+    with rpcbench.Cluster(1) as cluster:
+        for code in calls:
+            exec(code, {"cluster": cluster})

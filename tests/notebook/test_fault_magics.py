@@ -23,7 +23,7 @@ def test_a_cell_here_goes_step_by_step(kernel):
     assert "application/vnd.jupyter.widget-view+json" in began.results[0]
     kernel.run("stepper = _")
     assert kernel.value("[(m.kind, m.to) for m in stepper.wait()]") == "[('Call', 'worker2')]"
-    assert kernel.value("stepper.cell").startswith("<cell on notebook: runs")
+    assert kernel.value("stepper.cell").startswith("<cell on notebook: begun")
     assert kernel.value("stepper.deliver().label") == "'divmod'"
     assert kernel.value("[m.kind for m in stepper.wait()]") == "['Result']"
     told = kernel.run("stepper.deliver()\nstepper.cell.wait()")

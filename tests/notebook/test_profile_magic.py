@@ -17,7 +17,8 @@ def test_a_cell_here_is_profiled_here(kernel):
     for line in ("%%profile", "%%profile notebook"):
         reply = kernel.run(f"{line}\n{MM}")
         assert (reply.status, reply.text) == ("ok", "")
-        assert all("aten::mm" in reply.results[-1][kind] for kind in ("text/html", "text/plain"))
+        shown = reply.results[-1]["text/plain"], reply.results[-1]["text/html"].replace("<wbr>", "")
+        assert all("aten::mm" in text for text in shown)
         assert reply.results[-1]["text/plain"].startswith("Wall time ")
         assert kernel.value(CALLS) == "(1, ['notebook'])"
 
@@ -51,6 +52,18 @@ def test_a_failed_cell_shows_its_profile_and_its_error(kernel):
         reply = kernel.run(f"{line}\n{MM}\n1 / 0")
         assert (reply.status, reply.ename) == ("error", "ZeroDivisionError")
         assert "aten::mm" in reply.results[-1]["text/plain"]
+
+
+def test_a_name_of_the_notebook_alone_is_said_to_be_one_and_a_plain_cell_is_profiled(kernel):
+    work = "cluster.run('all', 'import torch; torch.ones(3) @ torch.ones(3)')"
+    assert kernel.run(f"import rpcbench\ndef of_here():\n    return {work}").status == "ok"
+    reply = kernel.run("%%profile all\nof_here()")
+    assert (reply.status, reply.ename) == ("error", "NameError")
+    said = reply.traceback
+    assert "of_here is a variable of the notebook" in said and 'with rpcbench.profile("all") as p:' in said
+    assert kernel.run('with rpcbench.profile("all") as p:\n    of_here()\np').status == "ok"
+    assert "aten::dot" in kernel.value("[row['operator'] for row in p.table().rows]")
+    assert "of the notebook" not in kernel.run("%%profile all\nnowhere_at_all").traceback
 
 
 def test_a_stopped_cell_shows_its_profile_and_the_next_one_runs(kernel):

@@ -138,10 +138,10 @@ def test_a_panel_is_drawn_in_a_page_while_a_cell_runs_and_goes_with_its_tab(kern
     panels = "sum(type(w).__name__ == 'RRefPanel' for w in __import__('ipywidgets').Widget.widgets.values())"
     before = int(kernel.value(panels))
     with busy(kernel, tmp_path):
-        tab = page.open(do="panel", name="rrefs")
+        tab = page.open(do="panel", name="rrefs", of="main")
         bundle = page.hears(tab)["bundle"]
         page.hears(bundle[VIEW]["model_id"], lambda data: data["state"].get("_esm"), kind="comm_open")
-        assert page.hears(page.open(do="panel", name="nope"), kind="comm_close")["error"].startswith(
+        assert page.hears(page.open(do="panel", name="nope", of="main"), kind="comm_close")["error"].startswith(
             "no panel is called"
         )
     assert int(kernel.value(panels)) == before + 1
@@ -149,6 +149,25 @@ def test_a_panel_is_drawn_in_a_page_while_a_cell_runs_and_goes_with_its_tab(kern
     deadline = time.monotonic() + PATIENCE
     while int(kernel.value(panels)) > before:
         assert time.monotonic() < deadline, "the panel is left open"
+
+
+def test_a_page_that_is_loaded_again_finds_the_messages_of_before_and_what_is_held(kernel, page):
+    last = "[w for w in __import__('ipywidgets').Widget.widgets.values() if type(w).__name__ == 'MessagesPanel'][-1]"
+    tab = page.open(do="panel", name="messages", of="main")
+    page.hears(tab)
+    kernel.run("import rpcbench.rpc\nrpcbench.rpc.rpc_sync('worker1', abs, (-1,))")
+    kernel.run("from rpcbench.testing import Stepper\nstepper = Stepper.on()")
+    kernel.run("held = rpcbench.rpc.rpc_async('worker1', pow, (2, 3))\nstepper.wait() and None")
+    first = kernel.value(f"{last}.text()")
+    page.close(tab)
+    again = page.open(do="panel", name="messages", of="main")
+    page.hears(again)
+    assert kernel.value(f"{last}.text()") == first and "1 in flight" in first and "call abs" in first
+    kernel.run("stepper.go()")
+    assert kernel.value("held.wait()") == "8"
+    page.close(again)
+    parts = "from rpcbench.runtime.current import current_agent\nfrom rpcbench.telemetry.last_trace import LastTrace\n"
+    kernel.run(f"{parts}current_agent().part(LastTrace).end()")  # for tests that wait until nobody listens
 
 
 @kernel_is_long
@@ -166,6 +185,12 @@ def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
     watch = page.open(do="watch")
     state = page.hears(watch)
     assert {one["name"]: one["current"] for one in state["clusters"]} == {"main": True, "other": False}
+    tab = page.open(do="panel", name="workers", of="other")
+    model = page.hears(tab)["bundle"][VIEW]["model_id"]
+    page.hears(model, lambda data: data.get("state", {}).get("cluster") == "other")
+    page.close(tab)
+    refused = page.hears(page.open(do="panel", name="workers", of="gone"), kind="comm_close")
+    assert refused["error"] == "no cluster gone runs"
     assert page.acts("stop", "all", of="other")["text"].startswith("The cluster is stopped.")
     page.hears(watch, lambda seen: [one["name"] for one in seen["clusters"]] == ["main"])
     page.close(watch)
@@ -174,7 +199,7 @@ def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
 
 MODES = {  # name: the cell that begins it, its text, and the beginning of the reply to the request that ends it
     "chaos": ("%chaos drop=30% delay=50ms", "drop 30 %, delay 0\N{EN DASH}50 ms", "Faults are off."),
-    "held": ("%%step --hold Call worker1\n6 * 7", "messages are held", "No messages are held any more."),
+    "held": ("%%step --hold Call worker1\n6 * 7", "%%step is on, none held", "No messages are held any more."),
     "record": ("%record {folder}/lesson.json", "recording lesson.json", "{folder}/lesson.json: record of"),
     "autoremote": ("%autoremote worker1", "cells run on worker1", "Cells run here again, in the notebook."),
 }

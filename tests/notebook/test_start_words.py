@@ -35,7 +35,8 @@ def asked(tmp_path, monkeypatch):
     def make(size, progress, **way):
         calls.append((size, way))
         agent = SimpleNamespace(running=False)
-        return SimpleNamespace(agent=agent, workers=["worker1"], over=False, prefer=lambda: None, shutdown=lambda: None)
+        own = {"workers": ["worker1"], "lost": [], "over": False}
+        return SimpleNamespace(agent=agent, **own, prefer=lambda: None, shutdown=lambda: None)
 
     monkeypatch.setattr(cluster_magic, "Cluster", make)
     monkeypatch.setattr(cluster_magic, "running", lambda: None)

@@ -72,6 +72,15 @@ test("a context is not chosen before all its workers have told of it", () => {
   assert.equal(new Choice().pick(torn, 0)[0], "1");
 });
 
+test("a context of a lost worker is shown after a while", () => {
+  const choice = new Choice();
+  choice.pick(world(context("1", 1, 2)), 0);
+  const torn = { ...world(context("1", 1, 2), context("2", 3, 4)), links: { "2/0>1": { context: "2", from: 0, to: 1 } } };
+  assert.equal(choice.pick(torn, 100)[0], "1");
+  assert.equal(choice.pick(torn, 2000)[0], "1");
+  assert.equal(choice.pick(torn, 2100)[0], "2");
+});
+
 test("the picture with most workers is kept of a context", () => {
   const picture = (key, ...workers) => ({ key, pieces: { members: workers.map((worker) => ({ worker })), links: [] } });
   const [whole, some] = [picture("5", 0, 1, 2), picture("5", 0)];
@@ -172,7 +181,7 @@ test("parts that have run keep their time, and a part that stopped in the middle
   assert.deepEqual(plain(progressOf({ parts: [ran] })), { state: "ran", share: 1, text: "1.5 ms" });
   assert.equal(progressOf({ parts: [ran, part(1, 1, [2], [])] }).text, "1 / 2");
   assert.equal(progressOf({ parts: [ran, part(1, 1, [2], [], { state: "failed" })] }).state, "failed");
-  assert.deepEqual([2e-5, 0.0123, 4].map(formatTime), ["20 µs", "12 ms", "4.0 s"]);
+  assert.deepEqual([2e-5, 0.0123, 4, 1012.3].map(formatTime), ["20 µs", "12 ms", "4.0 s", "16:52 min"]);
 });
 
 test("blocks of one worker never overlap, in a narrow picture too", () => {

@@ -84,6 +84,17 @@ test("a delta, a whole state and a beat of the same version confirm a picture", 
   assert.ok(live.heardAt > 0 && live.version === 7);
 });
 
+test("the page reports where its lateness begins and ends, though it has no new picture", () => {
+  const model = makeModel(1);
+  const live = new LiveView(model);
+  const beat = (late) => {
+    live.reported.at = 0; // a second later
+    model.say({ kind: "beat", version: 1, at: Date.now() / 1000 - late });
+  };
+  for (const late of [0, 0.2, 30, 40, 0.3, 0]) beat(late);
+  assert.deepEqual(plain(model.sent).map(({ late }) => Math.round(late / 1000)), [0, 30, 0]);
+});
+
 test("a picture that comes late has the age that it has in the kernel", () => {
   const model = makeModel(1);
   const live = new LiveView(model);
@@ -113,7 +124,7 @@ test("the page reports the version that it has, once a second at most", () => {
   const say = (version) => model.say({ kind: "delta", version, delta: {} });
   say(2);
   say(3);
-  assert.deepEqual(plain(model.sent), [{ kind: "seen", version: 2, milliseconds: 0 }]);
+  assert.deepEqual(plain(model.sent), [{ kind: "seen", version: 2, milliseconds: 0, late: 0 }]);
   live.reported.at = 0; // a second later
   live.reportVersion();
   live.reportVersion();

@@ -4,7 +4,8 @@ import { readFileSync } from "node:fs";
 import vm from "node:vm";
 
 const PARTS = {
-  autograd: ["lanes"], compare: ["grids", "values"], messages: ["meetings"], pipeline: ["steps", "timeline", "curves"], progress: ["cells"], shards: ["grids"],
+  autograd: ["lanes"], compare: ["grids", "values"], messages: ["meetings"], metrics: ["charts"],
+  pipeline: ["steps", "timeline", "curves"], progress: ["cells"], resources: ["charts"], shards: ["grids"],
 };
 
 // Returns names of a panel's module, loaded as a browser loads it: behind the lists, which `test_in_node.py` gives, the strings and

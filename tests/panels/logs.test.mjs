@@ -3,8 +3,8 @@ import { deepEqual, equal } from "node:assert/strict";
 import { test } from "node:test";
 import { load, plain } from "./load.mjs";
 
-const { splitLine, lastBlocks, shownLines, sumLevels, remarksOf } = load(
-  "logs", "splitLine", "lastBlocks", "shownLines", "sumLevels", "remarksOf",
+const { countWorkers, splitLine, lastBlocks, shownLines, sumLevels, remarksOf } = load(
+  "logs", "countWorkers", "splitLine", "lastBlocks", "shownLines", "sumLevels", "remarksOf",
 );
 
 const block = (lines, levels, more = {}) => ({ worker: 1, kind: "", first: 0, order: 1, at: null, lines, levels, ...more });
@@ -38,4 +38,13 @@ test("a sentence says where earlier lines are", () => {
     "Earlier lines of b are not shown. Its log has them: /b.log",
   ]);
   equal(remarksOf(Object.fromEntries(["a", "b", "c"].map((name) => [name, file(name, 1)]))).length, 1);
+});
+
+test("workers that were stopped are counted apart, while others go on", () => {
+  const view = (...states) => ({
+    files: Object.fromEntries(states.map((_, i) => [i + 1, {}])),
+    workers: Object.fromEntries(states.map((state, i) => [i + 1, { state }])),
+  });
+  deepEqual(plain(countWorkers(view("up", "left", "lost"))), [2, 1]);
+  deepEqual(plain(countWorkers(view("left", "left"))), [2, 0]);
 });

@@ -5,8 +5,9 @@ import { test } from "node:test";
 
 import { load, plain } from "./load.mjs";
 
-const { messageFilter, layOut, sentence, formatSeconds, filterTerms, totals, waypoints, collectiveRows } = load(
+const { messageFilter, layOut, sentence, formatSeconds, filterTerms, totals, waypoints, collectiveRows, wordsFor } = load(
   "messages", "messageFilter", "layOut", "sentence", "formatSeconds", "filterTerms", "totals", "waypoints", "collectiveRows",
+  "wordsFor",
 );
 
 const FAMILIES = { Call: "call", Result: "answer", Notice: "notice", Parcel: "gradient" };
@@ -30,6 +31,15 @@ test("all words of a filter must match a message", () => {
   assert.equal(keep("TRAIN at:worker1 from:notebook"), "a");
   assert.equal(keep("call:0.1 rref:9"), "");
   assert.equal(keep("call:0"), "", "an id must match as a whole");
+});
+
+test("where words have no room, those of a value name its operation, and others lose what the arrow says", () => {
+  const forms = (words) => [40, 12, 5].map((room) => wordsFor(room, words));
+  assert.deepEqual(forms("activations of micro-batch 3 → stage 1"), ["activations of micro-batch 3 → stage 1", "act 1F3", "1F3"]);
+  assert.deepEqual(forms("gradient of micro-batch 12 → stage 0"), ["gradient of micro-batch 12 → stage 0", "grad 0B12", "0B12"]);
+  assert.deepEqual(forms("call train"), ["call train", "call train", "train"]);
+  assert.deepEqual(forms("result of pipeline step"), ["result of pipeline step", "step", "step"]);
+  assert.deepEqual(forms("release context"), ["release context", "release con…", "rele…"]);
 });
 
 test("the search finds the plain words, and still the kinds", () => {
@@ -98,7 +108,10 @@ test("a message in a sentence", () => {
     "result of train, worker1 → notebook at 6.00 s, in flight, call 0.1, 2.0 kB of data, sent 3 times, kind Result",
   );
   assert.match(sentence({ ...talk.d, state: "untold" }, 1, names), /its receiver did not report whether it arrived/);
-  assert.deepEqual([2, 0.0305, 41e-6].map(formatSeconds), ["2.00 s", "30.5 ms", "41 µs"]);
+  const times = [2, 0.0305, 41e-6, 999.99, 1012.3, 7380.25];
+  assert.deepEqual(times.map((one) => formatSeconds(one)), ["2.00 s", "30.5 ms", "41 µs", "999.99 s", "16:52 min", "2:03 h"]);
+  assert.deepEqual(times.slice(-2).map((one) => formatSeconds(one, true)), ["16:52.30 min", "2:03:00.25 h"]);
+  assert.match(sentence({ ...talk.d, sent: 1013.3 }, 1, names), / at 16:52\.30 min, /);
 });
 
 test("the filters that a message suggests, and the totals of all messages", () => {

@@ -6,6 +6,8 @@ from math import prod
 from typing import Any
 
 from rpcbench.base.ids import Row
+from rpcbench.runtime.metrics import MetricLog
+from rpcbench.telemetry.collector import _ended_rows
 from rpcbench.telemetry.log_view import LevelFinder
 from rpcbench.telemetry.message_views import gather
 from rpcbench.telemetry.views import World
@@ -207,9 +209,29 @@ def job(at: World, order: int, name: str = "score", **more: Any) -> None:
     at[0]["epoch"] = 1_700_000_000.0
     at[0]["tables"].setdefault("jobs", {})[str(order)] = {
         "order": order, "kind": "map", "name": name, "unit": "item", "total": 20, "cell": f"cell-{order}",
-        "number": order, "running": 2, "done": 12, "failed": 1, "state": "runs", "error": "", "note": "",
-        "began": 50.0, "end": None, "counted": 60.0, "rate": 1.3, **more,
+        "number": order, "running": 2, "done": 12, "failed": 1, "cancelled": 0, "state": "runs", "error": "",
+        "note": "", "began": 50.0, "end": None, "counted": 60.0, "rate": 1.3, **more,
     }  # fmt: skip
+
+
+def logged(
+    at: World, worker: int, name: str, values: list[float | str], first: int = 0, order: int = 0, since: float = 0.0
+) -> None:
+    """What a rank has logged: the values of steps from `first` on, as text if they are not finite; a step a second."""
+    kept = MetricLog()
+    kept.last_step = first - 1
+    for value in values:
+        kept.add_values({name: float(value)}, kept.last_step + 1)
+    rows = at[worker]["tables"].setdefault("metrics", {})
+    times = [since, since + len(values) - 1]
+    rows |= {f"{order}.{row['block']}": {**row, "order": order, "times": times} for row in kept.table().values()}
+
+
+def restarted(at: World, worker: int) -> None:
+    """The member is lost and started again, as the collector tells it: its rows of metrics stay, with its number."""
+    tables = at[worker]["tables"]
+    tables["metrics"] = _ended_rows(tables, at[worker]["incarnation"])["metrics"]
+    at[worker] |= {"incarnation": at[worker]["incarnation"] + 1, "state": "up"}
 
 
 def ran(at: World, order: int, *parts: list[Any], code: str = "y = x.sum()\ny", **more: Any) -> None:

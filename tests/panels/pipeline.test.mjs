@@ -220,6 +220,13 @@ test("complete steps stay, ordered by begin; a step without an end is dropped", 
   assert.deepEqual(numbers(seen.add({ steps: {}, lanes: {}, ops: {} })), []);
 });
 
+test("a new run, which counts anew, displaces the steps of the one before", () => {
+  const seen = new StepHistory();
+  seen.add(step(7, 1, "complete", { run: "a" }));
+  assert.deepEqual(numbers(seen.add(step(8, 2, "complete", { run: "a" }))), [7, 8]);
+  assert.deepEqual(numbers(seen.add(step(1, 3, "complete", { run: "b" }))), [1]);
+});
+
 test("a complete step stays the same object, so that it is measured once; a running one is read anew", () => {
   const seen = new StepHistory();
   const [done, runs] = [step(1, 1, "complete"), step(2, 2, "running")];
@@ -269,6 +276,7 @@ test("the scale of an axis covers its span, and is round", () => {
 test("times have the unit that fits", () => {
   assert.deepEqual([2, 0.0305, 41e-6].map((time) => formatDuration(time)), ["2 s", "30.5 ms", "41 µs"]);
   assert.equal(formatDuration(0.5, 2), "0.5 s", "all ticks of an axis have one unit");
+  assert.deepEqual([1012.3, 30].map((time) => formatDuration(time, 1012.3)), ["16:52 min", "0:30 min"]);
 });
 
 test("zoom keeps the time under the pointer, and stays within the step", () => {

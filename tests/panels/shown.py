@@ -12,6 +12,7 @@ from pictures import (
     gpipe,
     job,
     launch,
+    logged,
     meet,
     own,
     ran,
@@ -31,7 +32,7 @@ from rpcbench.panels import ALL_PANELS, PANELS
 from rpcbench.telemetry.views import diff_views
 
 TABLES = ("workers", "progress", "shards")
-OTHERS = ("compare", "resources", "traffic", "logs")
+OTHERS = ("compare", "metrics", "resources", "traffic", "logs")
 PICTURES = [name for name in PANELS if name not in (*TABLES, *OTHERS)]  # drawn as one SVG of workers
 NASTY = ["notebook", "<img src=x onerror='window.hurt=1'>", "</text><script>window.hurt=1</script>", "&amp;\"'" * 20]
 
@@ -56,13 +57,13 @@ class Shown:
     def render(self):
         self.page.evaluate("view", self.index)
 
-    def move(self, at):
-        """Send the delta to this world; gives it, as JSON would carry it."""
+    def move(self, world, **more):
+        """Send the delta to this world, in a message with `more`."""
         self.version += 1
-        view = self.kind.look(at)
+        view = self.kind.look(world)
         delta = json.loads(json.dumps(diff_views(self.view, view)))
         self.view = view
-        self.hear({"kind": "delta", "version": self.version, "delta": delta})
+        self.hear({"kind": "delta", "version": self.version, "delta": delta, **more})
 
     def hear(self, message):
         self.page.evaluate("([i, m]) => { models[i].say('msg:custom', m); return drawn(); }", [self.index, message])
@@ -70,6 +71,10 @@ class Shown:
     def whole(self, version, view):
         state = {"version": version, "view": view}
         self.page.evaluate("([i, s]) => { models[i].change('state', s); return drawn(); }", [self.index, state])
+
+    def sent(self, kind):
+        """What it has sent of this kind. Its reports, as of the picture that it has seen, come with the time."""
+        return [one for one in self.page.evaluate("sent") if one["kind"] == kind]
 
     def count(self, selector):
         return self.page.locator(selector).count()
@@ -118,6 +123,8 @@ def busy_world(names=None):
     launch(at, 3, at[3]["name"], "killed by SIGKILL")
     job(at, 3, NASTY[1], note=NASTY[2])
     ran(at, 2, code=NASTY[1])
+    for worker in (1, 2, 3):
+        logged(at, worker, NASTY[1], [0.5, 0.25, float("nan") if worker == 3 else 0.2])
     for second in range(20):
         sample(at, 1_800_000_000 + second, {0: 0.1, 1: 1.5, 2: 0.2 * (second % 5)}, began=(1,) if second == 9 else ())
     flow(at, 0, {1: (1000, 900, 50_000, 0), 2: (0, 0, 400, 0)})

@@ -53,6 +53,11 @@ def legend(shown):
     return shown.texts(".rb-legend > span")
 
 
+def test_a_panel_that_was_opened_late_does_not_say_that_there_was_none(show):
+    (hint,) = show("autograd", world(2)).texts(".rb-hint")
+    assert hint.startswith("Autograd contexts appear here from now on. Open one: ")
+
+
 def test_a_lane_for_each_worker_with_its_operations_in_order(show):
     shown = show("autograd", trip())
     lanes = shown.page.eval_on_selector_all(".rb-lane", "all => all.map(one => one.dataset.member)")
@@ -233,3 +238,17 @@ def test_blocks_and_texts_do_not_overlap(show, width, workers):
     wide, room = shown.page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
     assert wide <= room
     shown.page.set_viewport_size({"width": 1000, "height": 700})
+
+
+def test_of_a_lost_worker_nothing_is_said_that_it_has_not_told(show):
+    at = trip(until="all")
+    release(at, 0)
+    for name in ("contexts", "graphs"):
+        at[2]["tables"][name] = {}
+    at[2]["state"] = "lost"
+    shown = show("autograd", at)
+    shown.page.wait_for_function("document.querySelector('.rb-autograd .rb-card')")  # after a while: it may come yet
+    said = "".join(shown.texts("title"))
+    assert "worker2 is gone and does not tell whether it has received" in said, said
+    assert "0 of 1 received" not in said and shown.count(".rb-lost") == 0
+    assert "received, by what is known" in "".join(shown.texts(".rb-stat"))

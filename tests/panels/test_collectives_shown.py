@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from pictures import meet, send, world
 
+from rpcbench.telemetry import message_views
 from rpcbench.telemetry.message_views import (
     ClockOffset,
     Straggler,
@@ -122,6 +123,16 @@ def test_what_a_lost_member_had_under_way_has_failed_with_it() -> None:
     rows = at[1]["tables"]["collectives"]
     rows["w.0.1"] = {**rows["w.0.1"], "end": 5.0, "failed": True}
     assert (the(at)["state"], the(at)["end"]) == ("failed", 5.0)
+
+
+def test_the_total_of_collectives_has_those_of_groups_without_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_views, "PARTS_KEPT", 3)
+    at = three()
+    for number in range(5, 9):
+        meet(at, number, {1: 20.0 + number, 2: 20.1 + number, 3: 20.2 + number}, 20.5 + number)
+    alone = messages_view(at)["counts"]["collectives"]["all"]
+    at[1]["met"], at[2]["met"] = {"old": 2, "w.0": 3}, {"old": 1}
+    assert messages_view(at)["counts"]["collectives"]["all"] == alone + 2
 
 
 def test_a_trace_has_the_collectives_of_its_body_and_those_under_way() -> None:

@@ -163,3 +163,9 @@ def test_it_fits(show, page, width):
     wide, room = page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
     assert wide <= room and shown.count(".rb-row .rb-square") == 5
     page.set_viewport_size({"width": 1000, "height": 700})
+
+
+def test_a_panel_without_a_comparison_has_no_empty_parts(show):
+    shown = show("compare", world(1))
+    for part in (".rb-sentence", ".rb-steps", ".rb-below"):
+        assert not shown.page.locator(part).is_visible(), part

@@ -79,9 +79,12 @@ def test_one_with_an_operation_that_runs_plays(tmp_path: Path) -> None:
     path = tmp_path / "lesson.json"
     path.write_text(json.dumps(changed))
     play(load_record(path))
-    row["end"] = row["begin"] + 1.0
+    row["end"] = row["begin"] + 1.0  # of a stage of torch, which does not say what it holds
     path.write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match=r"row 's1\.w2\.3': 'held' is missing"):
+    play(load_record(path))
+    del row["held"]
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="held"):
         load_record(path)
 
 

@@ -72,3 +72,13 @@ def test_a_picture_that_takes_long_to_draw_is_followed_by_a_rest():
     assert made.rest_seconds == pytest.approx(0.2)
     made.picture_reported(2, 3.0)
     assert made.rest_seconds == 1.0
+
+
+def test_a_message_that_comes_late_is_followed_by_a_rest_of_as_long():
+    made = Backpressure()
+    made.picture_reported(1, 0.01, late_seconds=1.5)
+    assert made.rest_seconds == 1.5
+    made.picture_reported(2, 0.01, late_seconds=60.0)
+    assert made.rest_seconds == 2.5  # a longer silence would make the browser ask for the whole state
+    made.picture_reported(3, 0.01, late_seconds=0.0)
+    assert made.rest_seconds == pytest.approx(0.2)

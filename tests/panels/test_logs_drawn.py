@@ -52,7 +52,7 @@ def test_lines_of_all_are_in_the_order_in_which_they_were_seen_each_with_its_wor
         "worker2Traceback (most recent call last):", 'worker2  File "x.py", line 1', "worker2ValueError: First",
         "worker1third",
     ]  # fmt: skip
-    assert shown.texts(".rb-stat") == ["3 workers", "7 lines", "1 warning", "1 error"]
+    assert shown.texts(".rb-stat") == ["1 error", "1 warning", "3 workers", "7 lines"]
     assert shown.count(".rb-level-w") == 1 and shown.count(".rb-line.rb-level-e") == 3
 
 
@@ -84,6 +84,14 @@ def test_levels_hide_other_lines_and_keep_events(show):
     assert lines(shown) == [] and shown.texts(".rb-none") == ["No line is an error."]
     choose(shown, "warnings")
     assert lines(shown) == ["WARNING:train:loss is high"] and shown.texts(".rb-none") == [""]
+
+
+def test_where_nobody_has_written_but_a_restart_is_told_no_worker_is_named(show):
+    at = world(2)
+    del at[0]
+    say(at, 1, "worker1 was restarted at 14:03", kind="event")
+    say(at, 2, missing="")
+    assert show("logs", at).texts(".rb-none") == ["No worker has written anything outside cells."]
 
 
 def test_matches_are_marked_counted_and_enter_goes_on(show):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from pictures import arrive, meet, send, world
 from shown import NASTY
@@ -37,6 +39,23 @@ def test_an_arrow_for_each_message_in_the_order_of_sending(show):
         middle[name] = box["x"] + box["width"] / 2
     x1, _, x2, _ = drawn_line(shown, keys[0])
     assert x2 - x1 == pytest.approx(middle["worker1"] - middle["notebook"], abs=3)
+
+
+def test_times_stay_when_the_first_message_is_dropped_and_the_head_says_their_zero(show):
+    at = world(2)
+    keys = [send(at, 0, 1, "Call", 1.0), send(at, 0, 1, "Call", 3.5)]
+    at[0]["zero"] = 1.0, datetime(2026, 5, 4, 19, 33, 1).timestamp()
+    shown = show("messages", at)
+    times = [*shown.texts(f"[data-message='{keys[1]}'] .rb-note"), *shown.texts(".rb-top .rb-note.rb-end")]
+    assert times[0] == "2.50 s" and times[-2:] == ["after", "19:33:01"]
+    for member in at.values():
+        member["tables"].get("messages", {}).pop(keys[0], None)
+    shown.move(at)
+    assert arrows(shown) == [(keys[1], "received")]
+    assert [*shown.texts(f"[data-message='{keys[1]}'] .rb-note"), *shown.texts(".rb-top .rb-note.rb-end")] == times
+    del at[0]["zero"]  # as in a record
+    shown.move(at)
+    assert shown.texts(".rb-top .rb-note.rb-end") == ["after", "the first"]
 
 
 def test_a_message_that_is_overtaken_slopes(show):
@@ -82,6 +101,22 @@ def test_of_ten_thousand_messages_only_those_in_sight_are_drawn(show):
     send(at, 0, 1, "Call", 20_000.0, label="late")
     shown.move(at)
     assert shown.page.locator("[data-message]", has_text="call late").count() == 1  # who stands at the end stays there
+
+
+def test_a_panel_whose_frame_gets_its_height_after_the_first_picture_begins_at_the_end(show):
+    at = world(2)
+    keys = [send(at, 1, 2, "Call", float(n)) for n in range(200)]
+    lower = "height => { document.querySelector('.rb-body').style.maxHeight = height; return drawn(); }"
+    shown = show("messages", {})
+    shown.page.evaluate(lower, "none")  # as in a tab that has not measured its room
+    shown.move(at)
+    for height in ("400px", "300px"):
+        shown.page.evaluate(lower, height)
+        assert arrows(shown)[-1][0] == keys[-1]
+    shown.page.evaluate("document.querySelector('.rb-body').scrollTop -= 2000; drawn()")
+    keys.append(send(at, 1, 2, "Call", 500.0))
+    shown.move(at)
+    assert keys[-1] not in [key for key, _ in arrows(shown)], "who has scrolled up stays there"
 
 
 def test_only_what_matches_is_shown(show):
@@ -181,7 +216,7 @@ def test_what_was_kept_is_told_in_a_quiet_colour(show, monkeypatch):
     at = world(2)
     for n in range(2500):
         send(at, 0, 1, "Call", float(n), took=None)
-    at[0] |= {"sent": 2500, "trimmed": 1500}
+    at[0] |= {"counted": 2500, "trimmed": 1500}
     shown = show("messages", at)
     (kept,) = [one for one in shown.page.locator(".rb-stat").all() if "last" in one.text_content()]
     assert kept.text_content() == "last 1,000 of 2,500 messages" and "rb-warn" not in kept.get_attribute("class")
@@ -200,7 +235,7 @@ def test_after_a_clean_stop_nothing_is_lost_that_nobody_waits_for(show):
 
 def test_an_empty_panel_says_what_to_do(show):
     shown = show("messages", world(2))
-    assert shown.texts(".rb-hint code") == ['rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 1))']
+    assert shown.texts(".rb-hint code") == ['cluster.rpc_sync("worker1", max, (1, 2))']
     assert show("messages", {}).texts(".rb-hint code") == ["%cluster start 2"]
 
 
@@ -423,7 +458,7 @@ def test_of_many_collectives_the_head_says_how_many_there_were(show, monkeypatch
     meetings(at, 100, 1, lambda n: 1)
     meet(at, 101, {1: 300.0}, None)
     shown.move(at)
-    assert "last 9 of 101 collectives" in shown.texts(".rb-stat")
+    assert "last 9 of 101 collectives of these groups" in shown.texts(".rb-stat")
     assert ", last 9 of 101 collectives" in summarize_view(shown.view)
 
 

@@ -11,6 +11,8 @@ from rpcbench.panels import PANELS
 pytestmark = pytest.mark.browser
 
 ROW = 40  # pixels: the most that a head of one line has
+COLUMN = 284  # a panel of 268 pixels beside the sidebar, and the margins of the page
+WIDE = ("autograd", "compare", "rrefs")  # their pictures scroll there
 BOARD = ("workers", "pipeline", "progress", "autograd", "messages")  # as in `extension/src/panelTab.ts`
 BOARD_STYLE = """
     body { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 8px; margin: 0;
@@ -49,27 +51,112 @@ def focused(shown):
     return shown.page.evaluate("document.activeElement.getAttribute('aria-label')")
 
 
+@pytest.mark.parametrize("width", [COLUMN, 370])
 @pytest.mark.parametrize("name", PANELS)
-def test_the_head_of_a_narrow_panel_is_one_line_with_a_menu(show, at_width, name):
-    at_width(370)
+def test_the_head_of_a_narrow_panel_is_one_line_with_a_menu(show, at_width, name, width):
+    at_width(width)
     shown = show(name, busy_world())
     head = shown.page.locator(".rb-head")
     assert head.evaluate("one => one.offsetHeight") <= ROW
     wide, room = head.evaluate("one => [one.scrollWidth, one.clientWidth]")
     assert wide <= room and not shown.page.locator(".rb-asker").is_visible()
+    box = opener(shown).bounding_box()
+    assert box["x"] + box["width"] < width
     opener(shown).click()
     assert all(text in shown.texts(".rb-menu")[0] for text in shown.texts(".rb-stat b"))
     for title in ("What does this panel show?", "Leave a snapshot in the notebook"):
         assert shown.page.locator(".rb-menu").get_by_role("button", name=title).is_visible()
 
 
+@pytest.mark.parametrize("width", [COLUMN, 375])
+@pytest.mark.parametrize("phase", ["live", "stopped"])
+@pytest.mark.parametrize("name", ["traffic", "messages"])
+def test_the_name_of_its_cluster_and_the_time_of_its_end_are_whole(show, at_width, name, phase, width):
+    at_width(width)
+    shown = show(name, busy_world())
+    phase = {"name": phase, "at": 1_700_000_000.0}
+    shown.page.evaluate(
+        "([i, p]) => { models[i].change('cluster', 'other'); models[i].change('phase', p); return drawn(); }",
+        [shown.index, phase],
+    )
+    for part in (".rb-cluster", ".rb-chip"):
+        one = shown.page.locator(part)
+        assert one.is_visible() and one.evaluate("one => one.scrollWidth - one.clientWidth") == 0, part
+    assert shown.texts(".rb-cluster") == ["of other"]
+    assert sideways(shown, ".rb-head") == 0
+    box = opener(shown).bounding_box()
+    assert box["x"] + box["width"] < width
+
+
+def sideways(shown, part=".rb-body"):
+    """How many pixels wider than its frame a part is."""
+    return shown.page.eval_on_selector(part, "one => one.scrollWidth - one.clientWidth")
+
+
 @pytest.mark.parametrize("width", [370, 400, 500])
 @pytest.mark.parametrize("name", BOARD)
 def test_a_narrow_panel_does_not_scroll_sideways(show, at_width, name, width):
     at_width(width)
-    shown = show(name, training(4))
-    wide, room = shown.page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
-    assert wide <= room
+    assert sideways(show(name, training(4))) == 0
+
+
+@pytest.mark.parametrize("name", [name for name in PANELS if name not in WIDE])
+def test_a_column_beside_the_sidebar_has_room_for_a_panel(show, at_width, name):
+    at_width(COLUMN)
+    assert sideways(show(name, busy_world())) == 0
+
+
+@pytest.mark.parametrize("width", [COLUMN, 400, 700])
+@pytest.mark.parametrize("members", [0, 2])
+@pytest.mark.parametrize("name", [name for name in PANELS if name != "workers"])
+def test_the_advice_of_an_empty_panel_is_in_sight_as_a_whole(show, at_width, name, members, width):
+    at_width(width)
+    shown = show(name, world(members) if members else {})
+    hint, body = (shown.page.locator(part).bounding_box() for part in (".rb-hint", ".rb-body"))
+    assert hint["height"] > 20 and hint["y"] + hint["height"] <= body["y"] + body["height"] + 1
+    assert sideways(shown) == 0 or name == "rrefs"  # whose columns have their names already
+
+
+@pytest.mark.parametrize("width", [COLUMN, 700])
+def test_without_workers_their_panel_says_how_to_start_them(show, at_width, width):
+    at_width(width)
+    hint = show("workers", {}).page.locator(".rb-hint")
+    assert hint.is_visible() and "%cluster start 2" in hint.inner_text() and hint.bounding_box()["height"] > 20
+
+
+def test_the_menu_of_a_worker_is_in_sight_beside_the_sidebar(show, at_width):
+    at_width(COLUMN)
+    shown = show("workers", training(4))
+    box = opener(shown, "tr[data-worker='4']").bounding_box()
+    assert box["x"] + box["width"] <= COLUMN and "memory" in "".join(shown.texts(".rb-folded"))
+
+
+@pytest.mark.parametrize("width", [275, 1000])
+def test_a_comparison_has_its_first_difference_in_sight(show, at_width, width):
+    at_width(width)
+    shown = show("compare", busy_world())
+    first, body = (shown.page.locator(part).bounding_box() for part in (".rb-row .rb-first", ".rb-body"))
+    assert body["x"] <= first["x"] and first["x"] + first["width"] <= body["x"] + body["width"]
+    at_width(275)
+    shown.page.evaluate("drawn()")
+    first = shown.page.locator(".rb-row .rb-first").bounding_box()
+    assert first["x"] + first["width"] <= 275
+
+
+@pytest.mark.parametrize("width", [COLUMN, 500])
+def test_what_the_marks_of_a_comparison_mean_is_written_within_its_frame(show, at_width, width):
+    at_width(width)
+    lines = show("compare", busy_world()).page.locator(".rb-key-line text")
+    ends = [box["x"] + box["width"] for box in (line.bounding_box() for line in lines.all())]
+    assert len(ends) > 3 and max(ends) <= width
+
+
+def test_heads_of_ranks_are_whole_in_a_narrow_frame(show, at_width):
+    at_width(355)
+    shown = show("shards", busy_world())
+    cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+    assert shown.page.eval_on_selector_all("thead :is(.rb-name, .rb-note)", cut) == []
+    assert shown.page.locator("thead .rb-percent").first.is_visible()
 
 
 @pytest.mark.parametrize("world_of", [training, world])
@@ -124,7 +211,7 @@ def test_a_menu_by_keys(show, at_width):
     keys.press("Enter")
     assert shown.page.locator(".rb-menu [data-sure]").inner_text() == "sure?", "it stays open for the second press"
     keys.press("Enter")
-    assert shown.page.evaluate("sent").pop() == {"kind": "act", "action": "restart", "target": "worker2"}
+    assert shown.sent("act") == [{"kind": "act", "action": "restart", "target": "worker2"}]
     assert not shown.page.get_by_role("menu").is_visible() and focused(shown) == "What to do with worker2"
 
 
@@ -199,3 +286,16 @@ def test_a_narrow_frame_has_room_for_the_whole_sentence_on_the_bubble(show, at_w
     tall = sentence.evaluate("one => one.clientHeight")
     sentence.evaluate("(one, words) => one.textContent = words", words)
     assert sentence.evaluate("one => one.scrollHeight <= one.clientHeight && one.clientHeight") == tall
+
+
+@pytest.mark.parametrize("width", [290, 375])
+def test_in_a_narrow_panel_stage_and_micro_batch_can_be_read(show, at_width, width):
+    at_width(width)
+    at = world(2)
+    send(at, 1, 2, "Parcel", 1.0, label="F3 for stage 1")
+    send(at, 2, 1, "Parcel", 2.0, label="B12 for stage 0")
+    shown = show("messages", at)
+    for text, form in zip(shown.texts(".rb-message .rb-what"), ("1F3", "0B12"), strict=True):
+        assert text.endswith(form)
+    tips = shown.texts(".rb-message title")
+    assert "micro-batch 3 → stage 1" in tips[0] and "micro-batch 12 → stage 0" in tips[1]

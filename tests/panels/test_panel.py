@@ -168,8 +168,8 @@ def test_a_failure_is_shown_in_the_picture(rrefs, sent):
 def test_the_text_of_a_saved_notebook_is_a_sentence_that_stays(rrefs):
     data, _ = rrefs._repr_mimebundle_()
     before = data["text/plain"]
-    own(at := world(2), 1, "0.0")
-    rrefs.show_world(at)
+    own(rrefs._source.at, 1, "0.0")
+    rrefs.show_world(rrefs._source.at)
     assert rrefs._repr_mimebundle_()[0]["text/plain"] == before
     assert before.endswith("Run the cell to see the panel.")
     assert "application/vnd.jupyter.widget-view+json" in data

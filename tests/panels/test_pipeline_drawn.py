@@ -75,6 +75,7 @@ def test_the_last_finished_step_is_shown_and_the_running_one_on_request(show):
         assert (shown.count(".rb-pale") == 0) == finished
         assert (shown.count(".rb-front:not([style])") == 0) == finished
         assert shown.texts(".rb-stat")[0] == f"step {step} {'finished' if finished else ''}"
+        assert "of all pipelines" in str(shown.page.locator(".rb-stat").first.get_attribute("title"))
         assert shown.count(".rb-lane") == 3
         press(shown, "Live cursor")
 
@@ -233,6 +234,12 @@ def test_a_failed_operation_and_those_of_other_schedules_are_told_apart(show):
     assert shown.texts("[data-op='s1.w1.9'] .rb-number") == ["!B1"]
     assert "failed after" in shown.page.locator("[data-op='s1.w1.9'] title").text_content()
     assert shown.texts(".rb-stat")[1].endswith("until it failed")
+    for row in at[1]["tables"]["steps"].values(), at[2]["tables"]["steps"].values():
+        for each in row:
+            each["state"] = "interrupted"
+    shown.move(at)
+    assert shown.texts(".rb-stat")[1].endswith("until it was interrupted")
+    assert shown.page.locator(".rb-sentence").inner_text() == "The step was interrupted: it has no bubble."
 
 
 @pytest.mark.parametrize("workers", [2, 8, 16])

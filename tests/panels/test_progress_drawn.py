@@ -34,13 +34,14 @@ def test_a_bar_has_the_shares_of_what_is_done_failed_and_running(show):
     parts = [["waiting", 1.0], ["done", 0.6], ["failed", 0.05], ["running", 0.1]]
     assert [kind for kind, _ in bar(shown)] == [kind for kind, _ in parts]
     assert [share for _, share in bar(shown)] == pytest.approx([share for _, share in parts], rel=1e-4)
-    assert shown.texts(".rb-progress-of .rb-note") == ["13 of 20 items, 1 failed, 2 running, 5 waiting"]
-    shown.move(jobs(running=0, done=19, state="failed", error="ValueError: <b>", end=70.0))
+    assert shown.texts(".rb-progress-of .rb-note") == ["12 of 20 items done, 1 failed, 2 running, 5 waiting"]
+    shown.move(jobs(running=0, done=12, cancelled=2, state="failed", error="ValueError: <b>", end=70.0))
+    assert shown.texts(".rb-progress-of .rb-note") == ["12 of 20 items done, 1 failed, 2 cancelled, 5 not begun"]
     assert shown.texts(".rb-state > span") == ["failed", "ValueError: <b>"]
     assert shown.texts(".rb-time > span")[0] == "20 s"
     shown.move(jobs(total=None, running=0))
     assert [kind for kind, _ in bar(shown)] == ["unknown"]
-    assert shown.texts(".rb-progress-of .rb-note") == ["13 items, 1 failed"]
+    assert shown.texts(".rb-progress-of .rb-note") == ["12 items done, 1 failed"]
 
 
 def test_the_time_passes_without_a_message_and_stands_still_in_a_paused_panel(show):
@@ -64,7 +65,7 @@ def test_a_few_jobs_are_in_sight_and_all_that_run(show):
     shown = show("progress", at)
     order = "all => all.map(one => one.dataset.job)"
     assert shown.page.locator(".rb-jobs tbody tr").evaluate_all(order) == ["9", "8", "7", "6", "5", "2"]
-    assert shown.texts(".rb-stat") == ["1 job runs", "0 cells run"]
+    assert shown.texts(".rb-stat") == ["1 job running", "0 cells running"]
     shown.page.get_by_role("button", name="3 more jobs").press("Enter")
     shown.page.locator("[data-job='1']").wait_for()
     assert shown.count(".rb-jobs tbody tr") == 9 and shown.page.get_by_role("button", name="fewer jobs").is_visible()
@@ -96,6 +97,19 @@ def test_a_cell_that_is_not_there_is_said(show):
     shown.move(jobs(number=None))
     shown.page.get_by_role("button", name="score").click()
     assert shown.page.locator(".rb-said-once").inner_text() == "It was begun outside cells."
+
+
+def test_the_time_of_a_late_picture_is_its_own(show):
+    began = time.time() - EPOCH - 90
+    shown = show("progress", jobs(began=began, counted=began + 90))
+    shown.move(jobs(began=began, counted=began + 91), at=time.time())
+    shown.page.evaluate("() => { window.realNow = Date.now; rpcbenchClock.now = Date.now = () => realNow() + 20000; }")
+    try:
+        shown.move(jobs(began=began, counted=began + 100, done=13), at=time.time() + 15)
+        assert shown.texts(".rb-chip")[0].startswith("Picture of ")
+        assert shown.page.locator(".rb-time > span").first.inner_text().startswith("1:4")
+    finally:
+        shown.page.evaluate("() => { rpcbenchClock.now = Date.now = realNow; }")
 
 
 @pytest.mark.parametrize("width", [370, 500, 700, 1100])
@@ -140,7 +154,31 @@ def test_a_cell_is_a_row_and_its_age_ticks_while_it_runs(show):
     assert ended == "12 ms, waited 7 s" and age in ("5 s", "6 s")
     has_moved = "before => document.querySelectorAll('.rb-cells .rb-time')[2].textContent !== before"
     shown.page.wait_for_function(has_moved, arg=age)
-    assert shown.texts(".rb-stat") == ["0 jobs run", "1 cell runs"]
+    assert shown.texts(".rb-stat") == ["0 jobs running", "1 cell running"]
+    shown.page.set_viewport_size({"width": 360, "height": 700})
+    shown.move(at)
+    assert shown.texts(".rb-stat") == ["1 cell running", "0 jobs running"], "a narrow head has room for one"
+    shown.page.set_viewport_size({"width": 1000, "height": 700})
+
+
+@pytest.mark.parametrize("phase", ["stopped", "live"])
+def test_nothing_runs_any_more_under_a_panel_that_is_over(show, phase):
+    began = time.time() - EPOCH - 20
+    at = jobs(began=began, counted=began + 20, rate=3.0)
+    ran(at, 1, RUNS, began=began)
+    shown = show("progress", at)
+    assert "about" in shown.texts(".rb-time > span")[0]
+    shown.page.evaluate(f"models[0].change('phase', {{ name: '{phase}', at: 1 }}); drawn()")
+    times = [*shown.texts(".rb-time > span"), *shown.texts(".rb-cells .rb-time")]
+    said = [shown.texts(".rb-stat"), shown.texts(".rb-state > span")[0], shown.texts(".rb-cells .rb-state")]
+    read = shown.page.locator("p.rb-hidden[role=status]").text_content()
+    if phase == "live":
+        assert all(times) and said == [["1 job running", "1 cell running"], "running", ["running"]]
+        assert read == "1 job and 1 cell running."
+    else:
+        untold = "not known to have ended"
+        assert times == ["", "", ""] and said == [[f"1 job and 1 cell {untold}"], untold, [untold]]
+        assert read == f"1 job and 1 cell {untold}."
 
 
 def test_a_cell_runs_again_where_a_front_end_answers(show):

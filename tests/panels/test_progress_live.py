@@ -14,6 +14,9 @@ from worlds import PATIENCE, cluster_fixture, until
 
 import rpcbench
 from rpcbench.base.errors import WorkerLostError
+from rpcbench.cells.cell_log import CellLog
+from rpcbench.cells.client import CellClient, CellInputs, CellOptions
+from rpcbench.cells.display import OutputDisplay, unseen_areas
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.telemetry import collector
 from rpcbench.telemetry.progress_view import progress_view
@@ -36,6 +39,15 @@ def seen(cluster):
 
     yield look
     stop()
+
+
+def test_the_last_picture_of_a_stopped_cluster_has_no_cell_that_runs(cluster, seen):
+    cluster.agent.part(CellLog).begin_cell("%cluster stop", [(0, "notebook")], None)
+    seen()
+    source = collector.current_collector()
+    cluster.shutdown()
+    (row,) = progress_view(source.world())["cells"].values()
+    assert (row["state"], row["how"]) == ("stopped", "until the stop") and row["lasted"] is not None
 
 
 def last_job(view):
@@ -106,7 +118,7 @@ def test_a_fit_is_seen_with_its_loss(cluster, seen):
     assert [row["done"] for row in running] == [*range(1, 11)] and {row["state"] for row in running} == {"runs"}
     row = last_job(seen())
     assert (row["kind"], row["name"], row["total"], row["state"]) == ("fit", "Sequential", 10, "done")
-    assert row["note"] == f"epoch 2 of 2, loss {history.losses[-1]:.4g}"
+    assert row["note"].startswith(f"epoch 2 of 2, loss {history.losses[-1]:.4g}")
 
 
 def cells(view):
@@ -141,6 +153,24 @@ def test_a_cell_waits_behind_another_one_and_an_interrupt_ends_that(cluster, see
     for thread in threads:
         thread.join(PATIENCE)
     until(lambda: cells(seen()) == [("worker1[1]", "interrupted"), ("worker1[2]", "ok")])
+
+
+def test_a_cell_that_is_interrupted_before_its_turn_never_began(cluster, seen, tmp_path):
+    began, go_on = tmp_path / "began", tmp_path / "go_on"
+    code = f"import os, time\nopen({str(began)!r}, 'w').close()\n"
+    code += f"while not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
+    client = cluster.agent.part(CellClient)
+    display, options = OutputDisplay(None), CellOptions(areas=unseen_areas)
+    for each in (code, "y = 2"):
+        sent = client.start_on_workers(display, ["worker1"], each, CellInputs(), options, lambda: None)
+    until(began.exists)
+    sent.interrupt()
+    (part,) = sent._parts
+    assert part.output_buffer.interrupt_handled.wait(PATIENCE)  # else its turn might come before the interrupt
+    go_on.touch()
+    until(lambda: cells(seen()) == [("worker1[1]", "ok"), ("worker1", "interrupted")])
+    first, second = seen()["cells"].values()
+    assert first["ran"] > 0 and second["ran"] == 0 < second["lasted"]
 
 
 def run_anyway(cluster, code):

@@ -26,6 +26,15 @@ def test_a_row_has_the_counts_and_the_time_of_the_calendar():
     assert progress_view(at)["jobs"]["1"]["began"] is None, "no report has told the member's clock"
 
 
+def test_a_job_of_a_record_without_cancelled_items_has_none():
+    at = world(1)
+    job(at, 1)
+    row = at[0]["tables"]["jobs"]["1"]
+    del row["cancelled"]
+    check_delta({"0 jobs": {"set": {"1": row}, "drop": []}}, "frame 1")
+    assert progress_view(at)["jobs"]["1"]["cancelled"] == 0
+
+
 def test_a_job_of_a_worker_has_a_key_of_its_own():
     at = world(1)
     job(at, 1)
@@ -35,12 +44,12 @@ def test_a_job_of_a_worker_has_a_key_of_its_own():
 
 def test_its_text_has_a_line_for_each_job_the_latest_first():
     at = world(1)
-    job(at, 1, state="failed", error="ValueError: no", running=0, rate=None, number=None)
+    job(at, 1, state="failed", error="ValueError: no", running=0, cancelled=2, rate=None, number=None)
     job(at, 2, "Net", kind="fit", unit="step", total=None, failed=0, running=0, note="epoch 1 of 3, loss 0.5")
     assert summarize_view(progress_view(at)).splitlines() == [
         "2 members, 2 jobs, 1 running, 1 failed, 0 cells",
-        "  fit Net in [2]: 12 steps, 1.3 steps/s, epoch 1 of 3, loss 0.5 (running)",
-        "  map score: 13 of 20 items, 1 failed (failed: ValueError: no)",
+        "  fit Net in [2]: 12 steps done, 1.3 steps/s, epoch 1 of 3, loss 0.5 (running)",
+        "  map score: 12 of 20 items done, 1 failed, 2 cancelled (failed: ValueError: no)",
     ]
     assert summarize_view(progress_view(world(1))) == "2 members, 0 jobs, 0 cells"
 
@@ -59,7 +68,7 @@ def test_its_still_has_bars_and_counts():
     at = world(1)
     job(at, 1, "<b>name</b>", done=1234, failed=0, running=0, total=2000)
     drawn = Snapshot(progress_view(at)).svg
-    assert "&lt;b&gt;name&lt;/b&gt;" in drawn and "1,234 of 2,000 items, 766 waiting" in drawn
+    assert "&lt;b&gt;name&lt;/b&gt;" in drawn and "1,234 of 2,000 items done, 766 waiting" in drawn
     assert 'class="rb-part rb-done"' in drawn and 'class="rb-part rb-failed"' not in drawn
     assert ">10 s<" in drawn, "a still has no present: the time of the last count stands there"
 
@@ -82,7 +91,7 @@ def test_of_several_workers_those_that_differ_are_named():
     ran(at, 1, *parts)
     (row,) = progress_view(at)["cells"].values()
     assert (row["where"], row["state"]) == ("worker1-3", "error")
-    assert row["how"] == "KeyError: 3 on worker2, ok on worker1,worker3"
+    assert row["how"] == "KeyError: 3 on worker2, ok on worker1, worker3"
 
 
 def test_a_cell_waits_behind_an_earlier_one_of_the_same_worker():
@@ -92,6 +101,40 @@ def test_a_cell_waits_behind_an_earlier_one_of_the_same_worker():
     assert [row["state"] for row in progress_view(at)["cells"].values()] == ["runs", "waits", "runs", "waits"]
 
 
+def part(state, end=None, seconds=None, worker=1):
+    number = None if seconds is None else 1
+    return [worker, f"worker{worker}", state, "", end, number, seconds]
+
+
+def test_the_time_in_which_a_cell_waited_for_its_turn_is_not_that_of_its_run():
+    at = world(2)
+    ran(at, 1, part("runs"), began=10.0)
+    ran(at, 2, part("interrupted", end=13.0), began=11.0)  # dropped before it was sent: the worker has said nothing
+    ran(at, 3, part("error", end=13.0), part("ok", 13.0, 0.5, worker=2), began=11.0)
+    view = progress_view(at)
+    assert [(row["lasted"], row["ran"]) for row in view["cells"].values()] == [(None, None), (2.0, 0.0), (2.0, 0.5)]
+    assert ", never began (interrupted): y" in summarize_view(view)
+
+
+@pytest.mark.parametrize("state", ["lost", "stopped"])
+def test_a_cell_that_was_cut_with_its_worker_ran_since_the_one_before_it_had_ended(state):
+    at = world(1)
+    ran(at, 1, part("ok", 20.0, 9.9), began=10.0)
+    ran(at, 2, part(state, end=25.0), began=11.0)
+    ran(at, 3, part(state, end=25.001), began=12.0)
+    ran(at, 4, part(state, end=30.0), began=26.0)  # on the worker that was started again
+    assert [row["ran"] for row in progress_view(at)["cells"].values()] == [9.9, 5.0, 0.0, 4.0]
+
+
+def test_a_cell_that_has_waited_runs_since_the_one_before_it_has_ended():
+    at = world(1)
+    ran(at, 1, part("ok", 20.0, 9.9), began=10.0)
+    ran(at, 2, part("runs"), began=11.0)
+    ran(at, 3, part("runs"), began=12.0)
+    rows = [(row["state"], row["since"]) for row in progress_view(at)["cells"].values()]
+    assert rows == [("ok", None), ("runs", 1_700_000_020.0), ("waits", None)]
+
+
 def test_the_text_has_cells_after_jobs_and_records_may_have_them():
     at = world(1)
     job(at, 3)
@@ -99,7 +142,7 @@ def test_the_text_has_cells_after_jobs_and_records_may_have_them():
     ran(at, 2, [1, "worker1", "runs", "", None, None, None], number=None)
     assert summarize_view(progress_view(at)).splitlines() == [
         "2 members, 1 job, 1 running, 2 cells, 1 not ended",
-        "  map score in [3]: 13 of 20 items, 2 running, 1 failed, 1.3 items/s (running)",
+        "  map score in [3]: 12 of 20 items done, 2 running, 1 failed, 1.3 items/s (running)",
         "  worker1 (running): y = x.sum()",
         "  worker1[8] in [1], 1.20 s (ok): x = '<b>'",
     ]

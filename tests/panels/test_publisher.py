@@ -66,6 +66,9 @@ class Watcher:
             self.news.notify_all()
             return changed
 
+    def name_cluster(self):
+        """Tests of the panels look at it."""
+
     def send_whole_view(self):
         with self.news:
             self.wholes += 1
@@ -329,3 +332,26 @@ def test_a_viewer_whose_pictures_take_long_to_draw_rests_between_two(publisher):
     publisher.open_viewer(other, source)
     other.until(lambda: other.seen == [1])
     assert viewer.seen == [0]
+
+
+def test_a_world_that_changes_nothing_in_the_view_is_no_reason_for_a_beat(publisher):
+    source, viewer = Counter(), Watcher()
+    publisher.open_viewer(viewer, source)
+    viewer.until(lambda: viewer.seen == [0])
+    for looks in range(2, 12):
+        for wake in list(source.wakes):
+            wake()
+        viewer.until(lambda looks=looks: len(viewer.seen) >= looks)
+    assert viewer.beats <= 1  # the first is due after a second
+
+
+def test_a_viewer_that_comes_late_is_sent_no_beat_while_it_rests():
+    publisher = PanelFeed(period=0.01, heal=1000.0, beat=0.01)
+    source, viewer = Counter(), Watcher()
+    viewer.rest_seconds = PATIENCE
+    publisher.open_viewer(viewer, source)
+    viewer.until(lambda: viewer.seen == [0])
+    with viewer.news:
+        assert not viewer.news.wait_for(lambda: viewer.beats, timeout=0.2)
+    publisher.close_viewer(viewer)
+    ended(publisher)

@@ -56,6 +56,12 @@ def shown(player):
     return [line.strip() for line in str(player).splitlines()]
 
 
+def test_its_controls_wrap_where_there_is_no_room_and_none_is_squeezed(player):
+    controls = player.children[0]
+    assert controls.layout.flex_flow == "row wrap"
+    assert {(one.layout.flex, one.layout.max_width) for one in controls.children} == {("none", "100%")}
+
+
 def test_it_opens_at_the_last_frame_and_goes_by_steps(player):
     play, slider, *_ = player.children[0].children
     assert player.player.at == play.value == slider.value == 3

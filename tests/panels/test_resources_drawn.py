@@ -166,11 +166,11 @@ def words(shown):
 
 def test_squares_have_the_bytes_of_ten_seconds_and_edges_the_sums(show):
     shown = show("traffic", talk())
-    assert shown.texts("[data-sender='0'] .rb-number") == ["500 kB", "10.0 kB"]
+    assert shown.texts("[data-sender='0'] .rb-number") == ["500 kB/s", "10.0 kB/s"]
     assert [one[-1] for one in (shown.texts(f"[data-sender='{i}'] text") for i in range(4))] == [
         "510 kB/s", "1.0 kB/s", "0 B/s", "\N{EN DASH}",
     ]  # fmt: skip
-    assert shown.texts(".rb-sums text") == ["all", "1.0 kB", "500 kB", "10.0 kB", "0 B", "511 kB/s"]
+    assert shown.texts(".rb-sums text") == ["all", "1.0 kB/s", "500 kB/s", "10.0 kB/s", "0 B/s", "511 kB/s"]
     opacities = [float(one.get_attribute("fill-opacity")) for one in shown.page.locator(".rb-rows .rb-square").all()]
     assert max(opacities) == 0.66 and len(opacities) == 3
     assert shown.texts(".rb-stat") == ["3 ready", "511 kB/s between all", "3 busy pairs"]
@@ -185,7 +185,7 @@ def test_the_select_chooses_the_time(show):
     select = shown.page.get_by_label("Time that is shown")
     select.select_option("0")
     shown.page.evaluate("drawn()")
-    assert shown.texts("[data-sender='0'] .rb-number") == ["1.0 MB"]
+    assert shown.texts("[data-sender='0'] .rb-number") == ["1.0 MB/s"]
     select.select_option("2")
     shown.page.evaluate("drawn()")
     assert shown.texts("[data-sender='0'] .rb-number") == ["9.0 MB", "20.0 kB"]

@@ -313,3 +313,19 @@ def test_a_thousand_rrefs_that_change_stay_above_ten_frames_a_second(show):
         [shown.index, versions],
     )
     assert took < 500  # milliseconds for two frames each; five times what ten frames a second would allow
+
+
+def test_the_ages_of_a_picture_that_stands_still_are_its_own(show):
+    at = world(1)
+    at[1]["epoch"] = 0.0
+    own(at, 1, "1.2", made=time.time() - 5000)
+    shown = show("rrefs", at)
+    assert shown.texts(".rb-age") == ["1 h"]
+    shown.page.evaluate("models[0].change('phase', {name: 'stopped', at: 0}), drawn()")
+    shown.page.evaluate("() => { window.realNow = Date.now; Date.now = () => realNow() + 7200000; }")
+    try:
+        own(at, 1, "1.3", made=time.time() - 4900)  # which draws a row
+        shown.move(at)
+        assert shown.texts(".rb-age") == ["1 h"] * 2
+    finally:
+        shown.page.evaluate("() => { Date.now = realNow; }")

@@ -57,6 +57,21 @@ def test_places_and_sizes():
     assert [format_bytes(count) for count in (0, 999, 4096, 2_500_000, 7 * 10**13)] == sizes
 
 
+def test_uneven_shares_of_ranks_add_up_to_the_whole():
+    at = world(3)
+    for worker, rows in ((1, 5), (2, 5), (3, 0)):  # each state has a counter of 4 bytes, too
+        watch(at, worker, worker - 1, 3)
+        at[worker]["tables"]["shards"] = {}
+        size, sizes = [rows, 8], {"gradient": 32 * rows, "state": 64 * rows + 4}
+        shard(at, worker, "model/up.weight", 0, [10, 8], [5 * (worker - 1), 0], size, ["Shard(0)"], **sizes)
+    view = shards_view(at)
+    for part in ("parameter", "gradient", "state"):
+        assert view["models"]["model"][part] == sum(rank[part] for rank in view["ranks"].values()), part
+    for n in (1, 2):  # a step's gradients come one after another
+        at[n]["tables"]["shards"]["model/up.weight"]["gradient"] = 160 * (n == 1)
+    assert shards_view(at)["models"]["model"]["gradient"] == 320
+
+
 def test_sums_of_each_rank_stand_against_the_unsharded_model():
     at = world(2)
     for worker in (1, 2):
@@ -90,8 +105,16 @@ def test_a_lost_worker_and_one_that_does_not_watch_are_missing():
     assert words(shards_view(at)) == ["rank 2 does not watch model: call rpcbench.watch_model there, too."]
     at[2]["state"] = "lost"
     view = shards_view(at)
-    assert words(view) == ["ranks 1, 2 do not watch model: call rpcbench.watch_model there, too."]
-    assert next(iter(view["meshes"].values()))["workers"] == [1, None, None]
+    assert words(view) == [
+        "rank 1 of model is not shown: worker2 is lost.",
+        "rank 2 does not watch model: call rpcbench.watch_model there, too.",
+    ]
+    assert next(iter(view["meshes"].values()))["workers"] == [1, 2, None]
+    at[2] |= {"state": "up", "incarnation": 1, "tables": {}}
+    assert words(shards_view(at)) == [
+        "ranks 1, 2 do not watch model: call rpcbench.watch_model there, too.",
+        "worker2 was started again: what it had of model is lost.",
+    ]
     assert list(view["ranks"]) == ["model/1"] and all(key.endswith("/1") for key in view["pieces"])
 
 

@@ -23,7 +23,7 @@ class Steps:
     def __init__(self, *held):
         self.held = list(held)
         self.asked = []
-        self.is_on, self.delivered, self.dropped = True, 0, 0
+        self.is_on, self.delivered, self.dropped, self.passed = True, 0, 0, 0.0
         self.wakes = []
 
     def subscribe(self, wake):
@@ -51,9 +51,6 @@ class Steps:
 
     def pass_time(self, seconds):
         self.asked.append(("time", seconds))
-
-    def __str__(self):
-        return "1 message held"
 
 
 class Still:
@@ -83,7 +80,7 @@ def click(panel, **content):
 
 def test_the_view_has_each_message_and_their_order(panel):
     view = step_view(panel._source.world())
-    assert view["stepper"]["0"] == {"on": True, "delivered": 0, "dropped": 0, "order": [3]}
+    assert view["stepper"]["0"] == {"on": True, "delivered": 0, "dropped": 0, "passed": 0.0, "order": [3]}
     row = {
         "n": 3,
         "sender": "worker1",
@@ -116,7 +113,12 @@ def test_a_click_on_what_has_gone_does_no_harm(panel, caplog):
     assert caplog.messages == []
     click(panel, kind="deliver", n=98)
     assert caplog.messages == ["a click had no effect: worker2 is gone"]
-    assert str(panel) == "1 message held"
+
+
+def test_its_text_is_that_of_its_view(panel):
+    first, line = str(panel).splitlines()
+    assert first == "1 message held; 0 delivered, 0 dropped"
+    assert line.split() == ["3", "worker1", "→", "worker2", "call", "divmod"]
 
 
 # -- drawn
@@ -126,13 +128,13 @@ def shown(show, monkeypatch):
     return lambda *held, on=True: show("step", world(*held, on=on))
 
 
-def world(*held, on=True, delivered=0):
-    state = {"on": on, "delivered": delivered, "dropped": 0, "order": [row.n for row in held]}
+def world(*held, on=True, delivered=0, passed=0.0):
+    state = {"on": on, "delivered": delivered, "dropped": 0, "passed": passed, "order": [row.n for row in held]}
     return {0: state, **{row.n: row._asdict() for row in held}}
 
 
 def asked(page):
-    return [one for one in page.evaluate("sent") if one["kind"] not in ("opened", "closed")]
+    return [one for one in page.evaluate("sent") if one["kind"] not in ("opened", "closed", "seen")]
 
 
 @pytest.mark.browser
@@ -148,9 +150,10 @@ def test_what_is_held_stands_there_in_order(shown):
     words = ["call divmod", "result of divmod", "new user of RRef 0.4", "fetch RRef 0.4"]
     assert drawn.texts(".rb-held .rb-what") == words
     assert drawn.texts(".rb-held .rb-who")[1] == "worker2 → worker1"
-    drawn.move(world(rows[2], rows[0], delivered=1))
+    drawn.move(world(rows[2], rows[0], delivered=1, passed=1.5))
     assert drawn.texts(".rb-held .rb-n") == ["5", "3"]
-    assert [text.strip() for text in drawn.texts(".rb-stat")] == ["2 held", "1 delivered", "0 dropped"]
+    stats = [text.strip() for text in drawn.texts(".rb-stat")]
+    assert stats == ["2 held", "1 delivered", "0 dropped", "1.5 s advanced"]
     drawn.move(world(on=False, delivered=3))
     assert drawn.count(".rb-held") == 0 and drawn.count(".rb-bar button:enabled") == 0
     assert drawn.texts(".rb-hint") == ["Messages are no longer held."]
@@ -199,3 +202,13 @@ def test_names_are_never_markup(shown, page):
     drawn = shown(message(1, sender=NASTY[1], to=NASTY[2], label=NASTY[3], kind="Call", call=NASTY[1]))
     assert drawn.texts(".rb-held .rb-who") == [f"{NASTY[1]} → {NASTY[2]}"]
     assert page.evaluate("window.hurt") is None
+
+
+@pytest.mark.browser
+def test_a_narrow_frame_has_room_for_the_words_and_buttons_of_a_message(shown, page):
+    page.set_viewport_size({"width": 280, "height": 700})
+    shown(message(3, call=7), message(4, "worker2", "notebook", "Create", "torch.nn.Linear", rref="0.4"))
+    assert page.eval_on_selector(".rb-body", "one => one.scrollWidth - one.clientWidth") == 0
+    for box in (one.bounding_box() for one in page.locator(".rb-held :is(.rb-what, button)").all()):
+        assert box["width"] > 40 and box["x"] + box["width"] <= 280
+    page.set_viewport_size({"width": 1000, "height": 700})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import pytest
 from pictures import ask, launch, tell, world
@@ -29,11 +30,11 @@ def test_a_row_for_each_worker_says_how_it_is(show):
     assert first.pop("buttons") == "stackinterruptrestart⋯", "the last one is there where these have no room"
     assert first == {
         "worker": "worker1process 101", "now": "starts again …", "CPU": "150 %", "memory": "20.0 MB",
-        "threads": "1 busy, 1 waiting", "queue": "4", "bytes": "↑ 4.2 MB ↓ 12 B", "last output": "worker1 says <b>",
+        "threads": "2 busy, 1 waiting", "queue": "4", "bytes": "↑ 4.2 MB ↓ 12 B", "last output": "worker1 says <b>",
     }  # fmt: skip
     assert cells(shown, 2)["now"] == "no answer for 3 s"
     assert cells(shown, 0)["memory"] == "\N{EN DASH}" and cells(shown, 0)["buttons"] == ""
-    assert shown.count(".rb-squares .rb-full") == shown.count(".rb-squares .rb-hollow") == 1
+    assert (shown.count(".rb-squares .rb-full"), shown.count(".rb-squares .rb-hollow")) == (2, 1)
     assert shown.texts(".rb-failures li") == ["interrupt worker1: RpcError: worker1"]
     assert shown.texts(".rb-stat") == ["3 ready", "2 cells", "4 queued", "40.0 MB of 25 GB memory"]
 
@@ -122,7 +123,7 @@ def test_nothing_is_asked_while_it_is_being_done_or_where_nobody_acts(show):
     for name in ("interrupt", "restart"):
         shown.page.locator("tr[data-worker='1']").get_by_role("button", name=name).click(force=True)
     shown.page.get_by_role("button", name="+ worker").click(force=True)
-    assert [one["kind"] for one in shown.page.evaluate("sent")] == ["opened"]
+    assert shown.sent("act") == []
     shown.page.evaluate("models[0].change('acts', false)")
     shown.render()
     assert shown.page.locator(".rb-panel").nth(1).get_by_role("button", name="restart").count() == 0
@@ -174,7 +175,7 @@ def test_columns_that_do_not_fit_are_named_and_stand_in_the_open_row(show, page,
     assert not set(folded) & set(heads)
     shown.page.locator("tr[data-worker='1'] .rb-opener").click()
     more = shown.page.locator("tr[data-worker='1'] + tr")
-    figures = "1 busy, 1 waiting", "calls in the queue", "bytes sent and received", "20.0 MB of 25 GB"
+    figures = "2 busy, 1 waiting", "calls in the queue", "bytes sent and received", "20.0 MB of 25 GB"
     assert all(text in more.inner_text() for text in figures) and more.locator(".rb-tail").is_visible()
     row, menu = shown.page.locator("tr[data-worker='1']"), shown.page.get_by_role("menu")
     if width < 900:
@@ -244,6 +245,17 @@ def test_the_stack_button_asks_and_shows_what_comes_below_the_row(show):
     assert more.locator(".rb-stacks").inner_text() == said, "until others are asked for"
 
 
+def test_the_outcome_of_an_action_has_its_time(show):
+    at = world(2)
+    told = {"target": "worker1", "ended": datetime(2026, 5, 4, 19, 37, 3).timestamp()}
+    at[0]["tables"]["actions"] = {
+        "interrupt worker1": {**told, "action": "interrupt", "state": "done", "text": "Interrupted: worker1."},
+        "restart worker1": {**told, "action": "restart", "state": "failed", "error": "E: x"},
+    }
+    shown = show("workers", at)
+    assert shown.texts(".rb-failures li") == ["19:37:03 Interrupted: worker1.", "19:37:03 restart worker1: E: x"]
+
+
 def test_the_notebook_says_for_whom_it_waits(show):
     at = world(3)
     tell(at, 0, awaits=[3])
@@ -270,7 +282,57 @@ def test_memory_of_the_machine_stands_in_each_row_only_where_there_are_several(s
     page.set_viewport_size({"width": 1000, "height": 700})
 
 
-def test_columns_stand_at_the_width_of_the_docs_and_rows_have_one_line_at_that_of_the_dashboard(show, page):
+@pytest.mark.parametrize("width", [284, 376, 516])
+def test_a_state_is_whole_and_its_reason_stands_in_the_tooltip_and_the_open_row(show, page, width):
+    at = world(3)
+    for worker in range(4):
+        tell(at, worker, cells=1, memory=215_000_000)
+    reason = "killed by SIGKILL, as the kernel of its machine does where memory ends"
+    at[1]["state"], at[2]["state"] = "lost", "stopped"
+    launch(at, 1, state=reason)
+    ask(at, "restart", "worker3")
+    page.set_viewport_size({"width": width, "height": 700})
+    shown = show("workers", at)
+    states = shown.page.locator(".rb-words")
+    assert states.evaluate_all("all => all.filter(one => one.scrollWidth > one.clientWidth).length") == 0
+    cut = states.evaluate_all("all => all.map(one => one.scrollHeight > one.clientHeight)")
+    assert cut == [False, True, False, False]
+    shown.page.locator("tr[data-worker='1'] .rb-opener").click()
+    whole = f"lost: {reason}"
+    assert whole in shown.page.locator("tr[data-worker='1'] + tr").inner_text()
+    assert shown.page.locator("tr[data-worker='1'] .rb-now").get_attribute("title") == whole
+    wide, room = shown.page.eval_on_selector(".rb-body", "body => [body.scrollWidth, body.clientWidth]")
+    page.set_viewport_size({"width": 1000, "height": 700})
+    assert wide <= room
+
+
+def test_curves_that_a_wide_figure_has_folded_come_back_a_while_later(show, page):
+    def workers(cpu):
+        at = world(3)
+        for i in range(4):
+            tell(at, i, cpu=cpu, memory=215_000_000, cells=0, busy=0)
+        return at
+
+    def has_curves():
+        return shown.page.locator("tr[data-worker='1'] .rb-curves").first.is_visible()
+
+    page.set_viewport_size({"width": 532, "height": 700})
+    shown = show("workers", workers(0.01))
+    assert has_curves()
+    shown.move(workers(12.5))
+    assert not has_curves()
+    shown.move(workers(0.02))
+    assert not has_curves(), "not at each figure that comes"
+    shown.page.evaluate("() => { window.realNow = Date.now; rpcbenchClock.now = Date.now = () => realNow() + 6000; }")
+    try:
+        shown.move(workers(0.03))
+        assert has_curves()
+    finally:
+        shown.page.evaluate("() => { rpcbenchClock.now = Date.now = realNow; }")
+        page.set_viewport_size({"width": 1000, "height": 700})
+
+
+def test_columns_stand_at_the_width_of_the_docs_and_rows_have_a_line_or_two_at_that_of_the_dashboard(show, page):
     at = world(8)
     for i in range(9):
         tell(at, i, cpu=0.01, memory=215_000_000, cells=int(i == 1), busy=3 * (i == 2), peers={"0": [3_000_000, 4900]})
@@ -286,7 +348,7 @@ def test_columns_stand_at_the_width_of_the_docs_and_rows_have_one_line_at_that_o
     shown.page.locator("tr[data-worker='3'] .rb-opener").click()
     assert "process 103 · started twice" in shown.page.locator("tr[data-worker='3'] + tr").inner_text()
     page.set_viewport_size({"width": 1000, "height": 700})
-    assert max(heights) <= 36 and wide <= room, heights
+    assert max(heights[1:]) <= 36 and heights[0] <= 44 and wide <= room, heights
 
 
 def test_a_new_figure_needs_one_row_of_the_list(show, monkeypatch):

@@ -297,8 +297,14 @@ def test_a_step_is_aborted_or_applied_on_all_workers_if_ctrl_c_comes_while_it_is
         with pytest.raises(KeyboardInterrupt):
             pipe.step(*data(24))
     same(pipe.state_dict(), plain.state_dict() if pipe.optimizer_step == 0 else stepped(plain))
+    if told == 1:
+        until(lambda: states_of_steps(agents) == {"interrupted"}, "the end of the step on the worker that has got it")
     before = pipe.optimizer_step
     assert before == told - 1 and pipe.step(*data(24)).loss > 0 and pipe.optimizer_step == before + 1
+
+
+def states_of_steps(agents: list[Agent]) -> set[str]:
+    return {row["state"] for agent in agents for row in agent.tables().get("steps", {}).values()}
 
 
 def stepped(pipe: Pipeline) -> dict[str, torch.Tensor]:

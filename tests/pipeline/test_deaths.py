@@ -334,6 +334,16 @@ def test_a_worker_restarted_between_two_steps_has_lost_its_stage(cluster: Cluste
     assert new.step(*data()).loss > 0
 
 
+def test_the_error_does_not_advise_to_restart_a_worker_that_was_scaled_away(cluster: Cluster) -> None:
+    workers = cluster.workers
+    pipe = pipeline(cluster)
+    cluster.scale(len(workers) - 1)
+    with pytest.raises(StageLostError, match=rf"cluster\.scale adds {workers[-1]}") as caught:
+        pipe.step(*data())
+    assert "restart" not in str(caught.value)
+    cluster.scale(len(workers))
+
+
 def hear_of_an_end(name: str, reason: str) -> None:
     """Tell this worker's pipelines of the end of an earlier process of another worker, as a late thread does."""
     agent = current.current_agent()

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
 from rpcbench.pipeline import EndFit, History, Pipeline, PipelineError, StepResult
+from rpcbench.pipeline.batch import Batch
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.jobs import JobLog
 
@@ -91,6 +92,23 @@ def test_ctrl_c_between_steps_ends_fit(agents: list[Agent], capsys: pytest.Captu
     assert history.interrupted and len(history.losses) == 4 and len(history.epochs) == 1
     assert "4/15" in capsys.readouterr().err
     assert repr(history).endswith(", interrupted>")
+
+
+def test_a_step_that_ctrl_c_finds_done_is_counted_by_the_progress_too(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Batch.step
+
+    def interrupted(batch: Batch, *data: Any) -> None:
+        step(batch, *data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Batch, "step", interrupted)
+    history = pipeline(optimizer=SGD).fit(LOADER, 5, progress=False)
+    (row,) = agents[0].part(JobLog).table().values()
+    assert len(history.losses) == 1
+    assert (row["done"], row["failed"], row["state"]) == (1, 0, "interrupted")
+    assert f"loss {history.losses[0]:.4g}" in row["note"]
 
 
 def test_an_epoch_callback_sees_each_epoch_and_can_end_fit(agents: list[Agent]) -> None:
@@ -191,12 +209,14 @@ def last_job(agents: list[Agent]) -> dict[str, Any]:
 def test_a_fit_is_a_job_with_its_model_steps_and_loss(agents: list[Agent]) -> None:
     seen: list[dict[str, Any]] = []
     pipe = pipeline(optimizer=SGD)
+    pipe.step(X, Y)  # so that the numbers of steps are not those of this run
     history = pipe.fit(LOADER, 2, on_step=lambda _: seen.append(last_job(agents)), progress=False)
+    last = pipe.step(X, Y).step - 1
     row = last_job(agents)
     assert [one["done"] for one in seen] == [1, 2, 3, 4, 5, 6] and {one["state"] for one in seen} == {"runs"}
     assert (row["kind"], row["name"], row["total"], row["unit"]) == ("fit", "Sequential", 6, "step")
     assert (row["state"], row["done"], row["running"]) == ("done", 6, 0)
-    assert row["note"] == f"epoch 2 of 2, loss {history.losses[-1]:.4g}"
+    assert row["note"] == f"epoch 2 of 2, loss {history.losses[-1]:.4g}, step {last:,} of all pipelines"
 
 
 def test_the_end_of_a_fit_is_that_of_its_job(agents: list[Agent]) -> None:
@@ -219,3 +239,4 @@ def test_the_end_of_a_fit_is_that_of_its_job(agents: list[Agent]) -> None:
         pipe.fit([(X[:, :1], Y)], progress=False)
     row = last_job(agents)
     assert (row["state"], row["done"], row["failed"], row["running"]) == ("failed", 0, 1, 0)
+    assert row["rate"] is None, "no step was done"

@@ -61,7 +61,7 @@ def fork_in(state: ForkState) -> tuple[RRefs, User]:
     """A user with a fork in this state, and with a child."""
     rrefs = RRefs(USER, 0)
     assert rrefs.create_user(OWNER, "Net") == (RREF, FIRST)
-    assert rrefs.share_rref(RREF, FIRST, "Net", THIRD, now=0).fork == CHILD
+    assert rrefs.share_rref(RREF, FIRST, "Net", THIRD, made=0).fork == CHILD
     user = rrefs.users[FIRST]
     for event in FORK_ROUTES[state]:
         FORK_INPUTS[event](rrefs)
@@ -104,7 +104,7 @@ def drop_forks(owner: RRefs) -> None:
 
 
 RREF_INPUTS: dict[RRefEvent, Callable[[RRefs], object]] = {
-    CREATE_ARRIVED: lambda owner: owner.on_create(USER, RREF, FIRST, "Net", now=1.0),
+    CREATE_ARRIVED: lambda owner: owner.on_create(USER, RREF, FIRST, "Net"),
     CALL_DROPPED: lambda owner: owner.creation_failed(RREF, WorkerLostError("gone")),
     RETURNED: lambda owner: owner.creation_finished(RREF, "Net", failed=False),
     RAISED: lambda owner: owner.creation_finished(RREF, "", failed=True),
@@ -152,7 +152,7 @@ def test_a_value_is_impossible_before_its_create_and_after_an_error() -> None:
 def test_a_value_that_its_owner_shares_is_ready() -> None:
     owner = RRefs(OWNER, 0)
     rref = owner.new_id()
-    fork = owner.share_rref(rref, None, "Net", USER, now=0)
+    fork = owner.share_rref(rref, None, "Net", USER, made=0)
     owned = owner.owned[rref]
     assert owned.state is READY
     owner.drop_fork(rref, fork.fork)

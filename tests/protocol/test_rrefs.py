@@ -16,7 +16,8 @@ RREF, FIRST = Id(USER, 0), Id(USER, 1)
 def owner() -> RRefs:
     """Owns RREF, which USER has created."""
     rrefs = RRefs(OWNER, 0)
-    rrefs.on_create(USER, RREF, FIRST, "Net", now=1.0)
+    rrefs.made = 1.0
+    rrefs.on_create(USER, RREF, FIRST, "Net")
     return rrefs
 
 
@@ -37,7 +38,7 @@ def test_a_user_is_deleted_when_it_is_released_and_confirmed(user: RRefs) -> Non
 
 def test_a_released_user_is_deleted_only_when_the_owner_knows_its_child(user: RRefs) -> None:
     user.on_fork_accept(ForkAccept(RREF, FIRST))
-    child = user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    child = user.share_rref(RREF, FIRST, "Net", THIRD, made=0)
     assert child == Fork(RREF, OWNER, Id(USER, 2), USER, "Net")
     assert user.release_fork(FIRST) == []
     assert user.child_known(child.fork) == ([], [(OWNER, UserDelete(RREF, FIRST))])
@@ -46,10 +47,10 @@ def test_a_released_user_is_deleted_only_when_the_owner_knows_its_child(user: RR
 
 def test_an_unshared_fork_is_taken_back_by_its_user_and_by_its_owner(user: RRefs, owner: RRefs) -> None:
     user.on_fork_accept(ForkAccept(RREF, FIRST))
-    child = user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    child = user.share_rref(RREF, FIRST, "Net", THIRD, made=0)
     user.release_fork(FIRST)
     assert user.withdraw_fork(child) == ([], [(OWNER, UserDelete(RREF, FIRST))])
-    shared = owner.share_rref(RREF, None, "Net", THIRD, now=0)
+    shared = owner.share_rref(RREF, None, "Net", THIRD, made=0)
     owner.withdraw_fork(shared)
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
 
@@ -64,7 +65,7 @@ def test_a_fork_from_another_user_is_confirmed_by_the_owner_and_reported_to_its_
 
 def test_a_fork_from_the_owner_is_confirmed_already(owner: RRefs) -> None:
     third = RRefs(THIRD, 0)
-    fork = owner.share_rref(RREF, None, "Net", THIRD, now=0)
+    fork = owner.share_rref(RREF, None, "Net", THIRD, made=0)
     assert third.adopt_fork(fork) == (False, [], [])
     assert third.release_fork(fork.fork) == [(OWNER, UserDelete(RREF, fork.fork))]
 
@@ -72,7 +73,7 @@ def test_a_fork_from_the_owner_is_confirmed_already(owner: RRefs) -> None:
 def test_a_fork_of_a_lost_owner_cannot_be_shared(user: RRefs) -> None:
     user.owner_lost(FIRST)
     with pytest.raises(WorkerLostError, match=r"1\.0"):
-        user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+        user.share_rref(RREF, FIRST, "Net", THIRD, made=0)
     assert user.release_fork(FIRST) == []
 
 
@@ -91,14 +92,14 @@ def test_a_value_outlives_a_fork_that_is_dropped_before_the_creating_call_arrive
     owner = RRefs(OWNER, 0)
     owner.on_fork_request(THIRD, ForkRequest(RREF, Id(USER, 2)))
     assert owner.drop_fork(RREF, Id(USER, 2)) == []
-    assert owner.on_create(USER, RREF, FIRST, "Net", now=1.0) == [(USER, ForkAccept(RREF, FIRST, first=True))]
+    assert owner.on_create(USER, RREF, FIRST, "Net") == [(USER, ForkAccept(RREF, FIRST, first=True))]
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
 
 
 def test_a_value_that_is_shared_before_its_creating_call_arrives_is_not_ready() -> None:
     owner = RRefs(OWNER, 0)
-    owner.share_rref(RREF, None, "Net", THIRD, now=0)  # its fork returned in a message that overtook the call
-    owner.on_create(USER, RREF, FIRST, "Net", now=1.0)
+    owner.share_rref(RREF, None, "Net", THIRD, made=0)  # its fork returned in a message that overtook the call
+    owner.on_create(USER, RREF, FIRST, "Net")
     assert owner.owned[RREF].state is CREATED
 
 
@@ -110,7 +111,7 @@ def test_a_fork_that_returns_to_its_owner_keeps_the_value_until_it_is_dropped(ow
 
 
 def test_a_fork_that_the_owner_shares_with_itself_keeps_the_value(owner: RRefs) -> None:
-    fork = owner.share_rref(RREF, None, "Net", OWNER, now=0)
+    fork = owner.share_rref(RREF, None, "Net", OWNER, made=0)
     assert owner.adopt_fork(fork) == (False, [], [])
     owner.drop_fork(RREF, FIRST)
     assert owner.drop_fork(fork.rref, fork.fork) == [Free(RREF)]
@@ -119,10 +120,10 @@ def test_a_fork_that_the_owner_shares_with_itself_keeps_the_value(owner: RRefs) 
 def test_an_owner_can_share_a_value_before_its_own_creating_call_arrives() -> None:
     me = RRefs(OWNER, 0)
     rref, first = me.create_user(OWNER, "Net")
-    child = me.share_rref(rref, first, "Net", THIRD, now=0)
+    child = me.share_rref(rref, first, "Net", THIRD, made=0)
     assert child.parent == OWNER and me.owned[rref].state is NAMED
     assert me.drop_fork(rref, child.fork) == []
-    me.on_create(OWNER, rref, first, "Net", now=1.0)
+    me.on_create(OWNER, rref, first, "Net")
     me.on_fork_accept(ForkAccept(rref, first))
     assert me.release_fork(first) == [(OWNER, UserDelete(rref, first))]
     assert me.drop_fork(rref, first) == [Free(rref)]
@@ -130,7 +131,7 @@ def test_an_owner_can_share_a_value_before_its_own_creating_call_arrives() -> No
 
 def test_tables_show_the_forks_holders_and_states(owner: RRefs, user: RRefs) -> None:
     assert user.rref_tables()["users"]["1.1"]["state"] == "pending"
-    user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    user.share_rref(RREF, FIRST, "Net", THIRD, made=0)
     user.on_fork_accept(ForkAccept(RREF, FIRST))
     user.release_fork(FIRST)
     row = user.rref_tables()["users"]["1.1"]
@@ -153,7 +154,7 @@ def test_a_fork_request_for_a_freed_value_gets_an_error_as_value(owner: RRefs, m
     rref, fork = RREF, FIRST
     if maker == OWNER:
         rref = owner.new_id()
-        fork = owner.share_rref(rref, None, "Net", USER, now=0).fork
+        fork = owner.share_rref(rref, None, "Net", USER, made=0).fork
     assert owner.drop_fork(rref, fork) == [Free(rref)]
     late = Id(THIRD, 0)
     effects, _ = owner.on_fork_request(USER, ForkRequest(rref, late))
@@ -164,7 +165,7 @@ def test_a_fork_request_for_a_freed_value_gets_an_error_as_value(owner: RRefs, m
 def test_an_owner_remembers_freed_values_of_lost_holders_longer_than_others(owner: RRefs) -> None:
     def come_and_go(serial: int, holder: int) -> Id:
         rref, fork = Id(THIRD, serial), Id(THIRD, serial, 1)
-        owner.on_create(holder, rref, fork, "Net", now=1.0)
+        owner.on_create(holder, rref, fork, "Net")
         if holder == USER:
             owner.member_lost(USER, 0)
         owner.drop_fork(rref, fork)
@@ -180,7 +181,7 @@ def test_an_owner_remembers_freed_values_of_lost_holders_longer_than_others(owne
 def test_a_fork_request_can_arrive_before_the_creating_call(owner: RRefs) -> None:
     rref = Id(USER, 7)
     assert owner.on_fork_request(THIRD, ForkRequest(rref, Id(THIRD, 0)))[0] == []
-    owner.on_create(USER, rref, Id(USER, 8), "Net", now=2.0)
+    owner.on_create(USER, rref, Id(USER, 8), "Net")
     assert len(owner.owned[rref].forks) == 2
 
 
@@ -192,13 +193,13 @@ def test_the_forks_of_a_lost_holder_are_dropped(owner: RRefs) -> None:
 
 def test_a_parent_does_not_wait_for_a_lost_child(user: RRefs) -> None:
     user.on_fork_accept(ForkAccept(RREF, FIRST))
-    user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    user.share_rref(RREF, FIRST, "Net", THIRD, made=0)
     user.release_fork(FIRST)
     assert user.member_lost(THIRD, 0) == ([], [(OWNER, UserDelete(RREF, FIRST))], [])
 
 
 def test_the_users_of_a_lost_owner_are_dropped_and_reported(user: RRefs) -> None:
-    child = user.share_rref(RREF, FIRST, "Net", THIRD, now=0)
+    child = user.share_rref(RREF, FIRST, "Net", THIRD, made=0)
     assert user.member_lost(OWNER, 0) == ([OwnerLost(RREF)], [], [FIRST])
     assert user.users == user.children == {}
     assert user.child_known(child.fork) == ([], [])
@@ -247,14 +248,14 @@ def test_a_fork_request_for_a_value_freed_after_a_loss_is_accepted_with_an_error
 def test_a_call_can_name_a_value_before_its_creating_call_arrives(owner: RRefs) -> None:
     late = Id(USER, 5)
     assert owner.note_reference(RREF) and owner.note_reference(late)
-    owner.on_create(USER, late, Id(USER, 6), "Net", now=1.0)
+    owner.on_create(USER, late, Id(USER, 6), "Net")
     owner.check_rrefs()
     assert owner.drop_fork(late, Id(USER, 6)) == [Free(late)]
 
 
 def test_a_call_cannot_name_a_freed_value(owner: RRefs) -> None:
     own = owner.new_id()
-    shared = owner.share_rref(own, None, "Net", THIRD, now=0)
+    shared = owner.share_rref(own, None, "Net", THIRD, made=0)
     assert owner.note_reference(own) and owner.note_reference(RREF)
     assert owner.drop_fork(RREF, FIRST) == [Free(RREF)]
     assert owner.drop_fork(own, shared.fork) == [Free(own)]

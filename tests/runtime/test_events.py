@@ -102,3 +102,9 @@ def test_the_tables_of_features_are_built_on_request(bus: EventLog) -> None:
     bus.register_table("ops", lambda: dict(rows))
     rows["b"] = {"value": 2}
     assert bus.feature_tables() == {"ops": {"a": {"value": 1}, "b": {"value": 2}}}
+
+
+def test_a_feature_may_add_its_table_while_a_snapshot_is_made(bus: EventLog) -> None:
+    bus.register_table("first", lambda: bus.register_table("second", dict) or {})
+    assert bus.feature_tables() == {"first": {}}
+    assert bus.feature_tables().keys() == {"first", "second"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,16 @@ class Watcher:
     def follow_until(self, owned: int) -> None:
         while len(self.tables.get("owned", {})) != owned:
             self.follow()
+
+
+def test_a_value_of_this_process_is_as_old_as_its_rref(agents: list[Agent]) -> None:
+    before = time.monotonic()
+    mine = RRef([1])
+    after = time.monotonic()
+    holder = remote("worker1", list, ([mine],))  # shares it
+    (row,) = agents[0].tables()["owned"].values()
+    assert before <= row["made"] <= after
+    assert len(holder.to_here()) == 1
 
 
 def make(count: int) -> list[RRef[Any]]:

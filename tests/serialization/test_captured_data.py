@@ -40,14 +40,14 @@ def warned(codec: Codec, *functions: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: by_value("def f(): return data.sum()", data=LARGE), "'f' takes its global 'data' along, 5.0 MB"),
+        (lambda: by_value("def f(): return data.sum()", data=LARGE), "'f' takes its global 'data' along, 5.2 MB"),
         (lambda: by_value("f = lambda: [data for _ in range(2)]", data=LARGE), "'<lambda>' takes its global 'data'"),
-        (lambda: by_value("def f(x=data): return x", data=LARGE), "'f' takes its default 'x' along, 5.0 MB"),
-        (lambda: closure(LARGE), "takes its closure's 'held' along, 5.0 MB"),
-        (lambda: closure({"deep": [np.zeros(MB)]}), "takes its closure's 'held' along, 8.0 MB"),
-        (lambda: closure(torch.nn.Linear(1000, 2000)), "takes its closure's 'held' along, 7.6 MB"),
-        (lambda: closure(b"x" * 6 * MB), "takes its closure's 'held' along, 6.0 MB"),
-        (lambda: closure(closure(LARGE)), "takes its closure's 'held' along, 5.0 MB"),
+        (lambda: by_value("def f(x=data): return x", data=LARGE), "'f' takes its default 'x' along, 5.2 MB"),
+        (lambda: closure(LARGE), "takes its closure's 'held' along, 5.2 MB"),
+        (lambda: closure({"deep": [np.zeros(MB)]}), "takes its closure's 'held' along, 8.4 MB"),
+        (lambda: closure(torch.nn.Linear(1000, 2000)), "takes its closure's 'held' along, 8.0 MB"),
+        (lambda: closure(b"x" * 6 * MB), "takes its closure's 'held' along, 6.3 MB"),
+        (lambda: closure(closure(LARGE)), "takes its closure's 'held' along, 5.2 MB"),
     ],
     ids=["global", "in a comprehension", "default", "closure", "array", "model", "bytes", "function"],
 )

@@ -1,8 +1,10 @@
 """`rpcbench.measure_hardware`: the description of a machine gives back the times measured there."""
 
 import pytest
+import torch
 
 import rpcbench
+from rpcbench.simulation import measurements
 from rpcbench.simulation.costs import collective_seconds, kernel_time
 from rpcbench.simulation.measurements import RankMeasurements, describe_machine
 from rpcbench.simulation.rank_log import FORWARD, Collective, Kernel, ModelPart
@@ -41,3 +43,18 @@ def test_workers_are_measured_together():
     assert {*machine.collective_factors} == {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
     assert all(factor > 0 for factor in machine.collective_factors.values())
     assert max(share for _, share in machine.efficiency.matmul) == 1.0
+
+
+def test_a_slow_operator_is_run_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, runs = [0.0], []
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> object:
+        now[0] += 7.0
+        runs.append((a, b))
+        return a
+
+    monkeypatch.setattr(measurements.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measurements.c10d, "barrier", lambda: None)
+    pairs = [(torch.ones(1), torch.ones(1))] * 16
+    assert measurements._mean_seconds(run, pairs) == 7.0
+    assert len(runs) == 2  # a warm-up, and one that counts

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import http.server
+import json
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_traces import cpu_job
 
 import rpcbench
+from rpcbench.cli.main import main
 from rpcbench.panels import panel
 from rpcbench.telemetry.attached_job import AttachedJob
+from rpcbench.telemetry.cluster_state import check_state, read_job_state, state_text
 from rpcbench.telemetry.debug_pages import DebugServer
 
 PROGRAM = """
@@ -31,6 +38,17 @@ if dist.get_rank() == 2:
     load_batch()
 dist.all_reduce(torch.ones(8))
 """
+BUSY = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.debug import start_debug_server
+dist.init_process_group("gloo")
+start_debug_server(port=int(sys.argv[1]))
+a = torch.ones(300, 300)
+while True:
+    for _ in range(20 if dist.get_rank() == 2 else 1):
+        a = torch.tanh(a @ a)
+    dist.all_reduce(torch.ones(8))
+"""
 PATIENCE = 90.0
 
 
@@ -43,25 +61,37 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttachedJob]:
-    folder, port = tmp_path_factory.mktemp("job"), free_port()
-    (folder / "hang.py").write_text(PROGRAM)
+    with started_job(tmp_path_factory.mktemp("job"), PROGRAM, hangs) as found:
+        yield found
+
+
+def hangs(found: AttachedJob) -> bool:
+    return "load_batch" in found.stack(2) and len(found.collectives().rows) == 6
+
+
+@contextmanager
+def started_job(folder: Path, program: str, is_ready: Callable[[AttachedJob], bool]) -> Iterator[AttachedJob]:
+    """Run a program on four ranks, and attach to it once it is ready."""
+    port = free_port()
+    (folder / "hang.py").write_text(program)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([*torchrun, "hang.py", str(port)], cwd=folder, stdout=log, stderr=log)
     try:
-        yield attach_once_it_hangs(f"127.0.0.1:{port}", process, folder / "log")
+        yield attach_once_ready(f"127.0.0.1:{port}", process, folder / "log", is_ready)
     finally:
         process.terminate()
         process.wait(PATIENCE)
 
 
-def attach_once_it_hangs(address: str, process: subprocess.Popen[bytes], log: Path) -> AttachedJob:
-    """Attach when the job's server answers and rank 2 has reached its loop."""
+def attach_once_ready(
+    address: str, process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[AttachedJob], bool]
+) -> AttachedJob:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         try:
             found = rpcbench.attach(address)
-            if "load_batch" in found.stack(2) and len(found.collectives().rows) == 6:
+            if is_ready(found):
                 return found
         except ConnectionError:
             pass  # it still starts
@@ -94,6 +124,55 @@ def test_its_collectives_are_a_timeline_and_a_panel(job: AttachedJob) -> None:
     assert [row["state"] for row in timeline.rows.values()] == ["done", "open"]
     assert "rank 2 not there yet" in timeline.summary
     assert "all_reduce" in str(panel("messages", job))
+
+
+def test_its_state_is_read_from_a_shell(job: AttachedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["state", job.address]) == 0
+    said = capsys.readouterr().out
+    assert f"A job of 4 ranks at {job.address}, at " in said
+    assert "all_reduce #6 of world is under way; rank 2 not there yet" in said
+    assert re.search(r"^  rank 2 on .*hang.py:7 in load_batch: while True", said, re.MULTILINE)
+    assert main(["state", "--json", job.address]) == 0
+    document = json.loads(capsys.readouterr().out)
+    check_state(document)
+    assert document["cluster"]["workers"] == job.ranks
+    assert [row["name"] for row in document["sections"]["members"].values()] == job.ranks
+    (hangs,) = [row for row in document["sections"]["collectives"].values() if row["state"] == "open"]
+    assert 0 < document["at"] - (document["epoch"] + hangs["begin"]) < PATIENCE
+
+
+def test_of_a_job_without_a_recorder_the_state_has_its_stacks(job: AttachedJob, monkeypatch: Any) -> None:
+    def refuse() -> None:
+        raise ConnectionError("no rank has sent its flight recorder: rank 0: it is off")
+
+    monkeypatch.setattr(job, "read_world", refuse)
+    document = read_job_state(job)
+    check_state(document)
+    assert "load_batch" in document["sections"]["stacks"]["rank 2"]["text"]
+    assert "it is off" in state_text(document)
+
+
+def test_a_job_that_hangs_has_a_profile_that_is_idle(job: AttachedJob) -> None:
+    made = job.profile(0.5)
+    assert [*made.members] == job.ranks and not made.missing and made.seconds >= 0.5
+    assert all(row["compute"] == 0 and row["idle"] > 0 for row in made.table(by="kind").rows)
+
+
+def test_the_ranks_of_a_job_that_works_are_profiled_on_one_clock(tmp_path: Path) -> None:
+    with started_job(tmp_path, BUSY, lambda found: len(found.collectives().rows) > 3) as found:
+        # On a busy machine the first profile may begin on one rank when it has ended on another.
+        made = next(made for made in (found.profile(2.0) for _ in range(10)) if not made.remarks)
+    assert [*made.members] == found.ranks and not made.missing
+    compute = {row["worker"]: row["compute"] for row in made.table(by="kind").rows}
+    assert max(compute, key=compute.__getitem__) == "rank 2"
+    said = made.explain()
+    assert said.startswith("rank 2 kept the others waiting") and "aten::" in said
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 46.0])
+def test_a_profile_of_no_time_or_too_long_is_refused(job: AttachedJob, seconds: float) -> None:
+    with pytest.raises(ValueError, match="give more than 0 s, and 45 s at most"):
+        job.profile(seconds)
 
 
 def test_a_closed_port_is_told() -> None:
@@ -146,6 +225,29 @@ def test_another_server_is_told(pages: type[Pages]) -> None:
     pages.page = b"<h1>Torch Distributed Debug Server</h1> in another form"
     with pytest.raises(ConnectionError, match="of another form"):
         rpcbench.attach(f"127.0.0.1:{pages.port}")  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_sends_no_profile_is_missing_with_its_reason(pages: type[Pages]) -> None:
+    head, trace = b"<h1>Torch Distributed Debug Server</h1>", json.dumps(cpu_job()[0]).encode()
+    refused = b"""<h2>Rank 1: http://b:1/handler/torch_profile?duration=1</h2>
+        <p>Failed to fetch: status=500</p> <pre>RuntimeError: a profiler runs</pre>"""
+    sent = b"""<h2>Rank 0: http://a:1/handler/torch_profile?duration=1</h2>
+        <script>
+        function run0() {
+            var data = %b;
+            openPerfetto(data);
+        }</script>"""
+    pages.page = head + sent % trace + refused
+    found = rpcbench.attach(f"127.0.0.1:{pages.port}")  # type: ignore[attr-defined]
+    made = found.profile()
+    assert [*made.members] == ["rank 0"]
+    assert "rank 1 is missing: RuntimeError: a profiler runs (status 500)" in repr(made)
+    pages.page = head + refused
+    with pytest.raises(ConnectionError, match=r"no rank has sent its profile: RuntimeError: a profiler runs"):
+        found.profile()
+    pages.page = head + sent % b'{"traceEvents": [' + refused
+    with pytest.raises(ValueError, match=r"the profile of rank 0 cannot be read .* it is cut off"):
+        found.profile()
 
 
 def test_a_rank_that_does_not_answer_its_server_is_told(pages: type[Pages]) -> None:

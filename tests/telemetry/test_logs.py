@@ -86,6 +86,9 @@ def test_the_text_has_the_counts_and_the_last_lines() -> None:
     first, *rest = summarize_view(view).splitlines()
     assert first == "1 worker, 30 lines outside cells, 30 warnings; the last 12:" and len(rest) == 12
     assert rest[0] == "  worker1: line 19" and rest[-1] == "  worker2 was lost: killed by SIGKILL"
+    states = {key: {"state": state, "left_out": 0} for key, state in (("1", "up"), ("2", "left"))}
+    two = {**view, "files": {"1": file, "2": file}, "workers": states}
+    assert summarize_view(two).startswith("1 worker, 1 stopped, 30 lines")
     elsewhere = {"1": {**file, "path": "", "missing": "its output is elsewhere"}}
     assert summarize_view({"workers": {}, "files": elsewhere, "lines": {}}).splitlines() == [
         "1 worker, 0 lines outside cells", "  worker1: its output is elsewhere",

@@ -26,7 +26,8 @@ from rpcbench import rpc
 from rpcbench.base.errors import RpcError, UnknownWorkerError, WorkerLostError
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.runtime import operator_profile
-from rpcbench.runtime.operator_profile import MemberProfile, Operator, bounded_profile, collect_operators, sum_operators
+from rpcbench.runtime.operator_columns import Operator, OperatorColumns
+from rpcbench.runtime.operator_profile import bounded_profile, collect_operators
 from rpcbench.telemetry.message_views import SHARED, ClockOffset
 from rpcbench.telemetry.profile import SHOWN, Profile, profile
 from rpcbench.telemetry.trace import Trace
@@ -41,7 +42,7 @@ def op(name: str, begin: float, seconds: float, track: str = "main", **more: Any
 
 
 def own(*found: Operator) -> dict[str, float]:
-    return {one.name: round(one.own, 6) for one in sum_operators(found)}
+    return {one.name: round(one.own, 6) for one in OperatorColumns(found).sum_operators()}
 
 
 def test_the_own_time_of_an_operator_is_without_those_that_it_called() -> None:
@@ -63,13 +64,13 @@ def test_an_operator_that_ends_on_another_thread_takes_nothing_from_others() -> 
 
 
 def test_sums_have_all_calls_longest_first() -> None:
-    first, second = sum_operators([op("a", 0.0, 1.0), op("b", 1.0, 5.0), op("a", 6.0, 1.5)])
+    first, second = OperatorColumns([op("a", 0.0, 1.0), op("b", 1.0, 5.0), op("a", 6.0, 1.5)]).sum_operators()
     assert (first.name, first.calls) == ("b", 1) and (second.name, second.calls, second.seconds) == ("a", 2, 2.5)
 
 
 def test_of_too_many_operators_the_longest_are_kept_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_profile, "KEPT", 3)
-    made = bounded_profile([op("a", float(n), 0.1 * (n + 1)) for n in range(8)], [])
+    made = bounded_profile(OperatorColumns(op("a", float(n), 0.1 * (n + 1)) for n in range(8)), [])
     assert sorted(one.begin for one in made.operators) == [5.0, 6.0, 7.0] and made.left_out == 5
     assert [one.calls for one in made.sums] == [8]
 
@@ -89,14 +90,15 @@ class TorchEvent:
         answers = {
             "name": self.of, "start_ns": self.start, "duration_ns": 2000, "device_resource_id": self.place,
             "device_index": 0, "device_type": SimpleNamespace(name=self.device), "is_hidden_event": self.hidden,
-            "start_thread_id": 1, "end_thread_id": self.ends_on, "is_async": False,
+            "is_user_annotation": False, "sequence_nr": -1, "correlation_id": 0, "start_thread_id": 1,
+            "end_thread_id": self.ends_on, "is_async": False, "activity_type": "cpu_op",
         }  # fmt: skip
         return lambda: answers[asked]
 
 
 def test_events_of_torch_get_the_names_of_their_threads_and_our_clock() -> None:
     told = [TorchEvent("mm", 5_000_001_000), TorchEvent("add", 6_000_000_000, place=8), TorchEvent("own", hidden=True)]
-    mm, add = collect_operators(
+    (mm, add), _ = collect_operators(
         [*told, TorchEvent("profiler::_record_function_enter_new")], 5_000_000_000, {7: "MainThread"}
     )
     assert (mm.name, mm.track, mm.alone) == ("mm", "MainThread", True)
@@ -104,7 +106,7 @@ def test_events_of_torch_get_the_names_of_their_threads_and_our_clock() -> None:
 
 
 def test_events_of_a_gpu_stand_on_its_stream() -> None:
-    kernel, copied = collect_operators(
+    (kernel, copied), _ = collect_operators(
         [TorchEvent("gemm", device="CUDA"), TorchEvent("gloo", ends_on=2)], 0, {7: "MainThread"}
     )
     assert (kernel.track, kernel.device, kernel.alone) == ("CUDA 0, stream 7", "CUDA", True)
@@ -124,9 +126,9 @@ def made_of(clock: ClockOffset = SHARED, left_out: int = 0, **members: list[Oper
     seen.complete = True
     found = Profile(seen)
     found.seconds = 2.5
-    memory = [(1.0, {"process": 100 << 20}), (2.0, {"process": 400 << 20}), (3.0, {"process": 300 << 20})]
+    memory = [(1.0, {"resident": 100 << 20}), (2.0, {"resident": 400 << 20}), (3.0, {"resident": 300 << 20})]
     for name, each in members.items():
-        found.members[name] = MemberProfile(each, sum_operators(each), memory, left_out)
+        found.members[name] = bounded_profile(OperatorColumns(each), memory)._replace(left_out=left_out)
     return found
 
 
@@ -146,8 +148,8 @@ def test_the_table_of_operators_sums_over_members_and_has_each() -> None:
     assert table.rows[1]["workers"] == {"worker1": 1.0, "worker2": 0.25}
     head, add, mm = (" ".join(line.split()) for line in repr(table).splitlines())
     assert head == "operator calls self share total worker1 worker2"
-    assert add == "add 2 2250.000 ms 64.3% 2250.000 ms 250.000 ms 2000.000 ms"
-    assert mm == "mm 3 1250.000 ms 35.7% 1250.000 ms 1000.000 ms 250.000 ms"
+    assert add == "add 2 2.25 s 64.3% 2.25 s 250 ms 2.00 s"
+    assert mm == "mm 3 1.25 s 35.7% 1.25 s 1.00 s 250 ms"
 
 
 def test_the_table_of_workers_has_their_memory() -> None:
@@ -158,13 +160,33 @@ def test_the_table_of_workers_has_their_memory() -> None:
     assert {(row["memory"], row["peak"], row["growth"]) for row in table.rows} == {(300 << 20, 400 << 20, 200 << 20)}
     assert [row["busy"] for row in table.rows] == [{"CPU": 0.9}, {"CPU": 0.5}]
     assert "+210 MB" in table._repr_html_() and "+210 MB" in repr(table)
-    assert " ".join(repr(table).splitlines()[1].split()) == "worker2 2 2250.000 ms 90 % 315 MB 419 MB +210 MB"
+    assert " ".join(repr(table).splitlines()[1].split()) == "worker2 2 2.25 s 90 % 315 MB 419 MB +210 MB"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2.862718, "2.86 s"),
+        (62.5, "62.5 s"),
+        (0.0952, "95.2 ms"),
+        (0.99996, "1.00 s"),
+        (12.3e-6, "12.3 µs"),
+        (0.0, "0.00 µs"),
+    ],
+)
+def test_times_have_three_digits_in_the_unit_that_fits(seconds: float, text: str) -> None:
+    made = made_of(worker1=[op("mm", 0.0, seconds)])
+    assert f" {text} " in repr(made.table())
+
+
+def test_a_long_name_breaks_between_its_words() -> None:
+    assert "aten::<wbr>add_<wbr>in_<wbr>place<" in made_of(worker1=[op("aten::add_in_place", 0.0, 1.0)])._repr_html_()
 
 
 def test_the_head_has_the_wall_time_and_how_busy_each_member_was_in_it() -> None:
     busy, memory = two().head
     assert busy == "Wall time 2.50 s. In operators: worker1 50 %, worker2 90 %."
-    assert memory == "Peak memory (growth): worker1 419 MB (+315 MB), worker2 419 MB (+315 MB)."
+    assert memory == "Peak resident memory (growth): worker1 419 MB (+315 MB), worker2 419 MB (+315 MB)."
     beside = made_of(worker1=[op("mm", 0.0, 2.0), op("mm", 0.0, 2.0, "pool"), op("k", 0.0, 1.0, "s", device="CUDA")])
     assert beside.head[0] == "Wall time 2.50 s. In operators: worker1 160 %, CUDA 40 %."
     beside.seconds = 0.0  # its block runs
@@ -177,7 +199,7 @@ def test_bytes_have_a_column_where_they_were_asked_for() -> None:
     made.members["worker1"] = made.members["worker1"]._replace(allocated={"mm": 3_000_000, "other": 5})
     head, add, mm = (" ".join(line.split()) for line in repr(made.table()).splitlines())
     assert head == "operator calls self share total allocated worker1 worker2"
-    assert "ms 250.000 ms" in add and " 3.0 MB " in mm and "3.0 MB" in made._repr_html_()
+    assert "s 250 ms" in add and " 3.0 MB " in mm and "3.0 MB" in made._repr_html_()
     assert [row["allocated"] for row in made.table().rows] == [None, 3_000_000]
 
 
@@ -197,12 +219,12 @@ def test_time_on_a_gpu_is_apart() -> None:
     head, gemm, mm = (" ".join(line.split()) for line in repr(table).splitlines())
     assert head == "operator on calls self share total"
     assert (gemm, mm) == (
-        "gemm CUDA 1 3000.000 ms 100.0% 3000.000 ms", "mm CPU 1 1000.000 ms 100.0% 1000.000 ms"
+        "gemm CUDA 1 3.00 s 100.0% 3.00 s", "mm CPU 1 1.00 s 100.0% 1.00 s"
     )  # fmt: skip
 
 
 def test_there_are_no_other_tables() -> None:
-    with pytest.raises(ValueError, match="by operator and by worker, not by 'layer'"):
+    with pytest.raises(ValueError, match="by operator, worker, kind, group or module, not by 'layer'"):
         two().table(by="layer")
 
 
@@ -214,7 +236,8 @@ def test_the_file_has_a_track_for_each_thread_and_the_memory(tmp_path: Path) -> 
     # The first event of all is the first sample of memory, at 1 s.
     assert slices[0, "main", "mm"] == (9e6, 5e5) and slices[0, "pool", "mm"] == (10e6, 5e5)
     assert slices[1, "main", "add"] == (9e6, 2e6)
-    assert [e["args"] for e in events(saved, "C", pid=1)] == [{"process (MB)": mb} for mb in (100, 400, 300)]
+    sizes = (104.858, 419.43, 314.573)
+    assert [e["args"] for e in events(saved, "C", pid=1)] == [{"resident (MB)": mb} for mb in sizes]
 
 
 def test_operators_of_another_host_are_put_on_our_clock() -> None:
@@ -236,7 +259,7 @@ def test_a_profile_shows_its_longest_operators_and_says_how_many_more_there_are(
     many.missing["worker2"] = "it was <lost>"
     lines = repr(many).splitlines()
     assert lines[3].startswith("op0 ") and lines[SHOWN + 3 : -1] == [
-        "… and 3 more operators: 1452.000 ms, in .table()",
+        "… and 3 more operators: 1.45 s, in .table()",
         "worker2 is missing: it was <lost>",
         "the file lacks 4 operators of worker1, the shortest",
     ]
@@ -332,6 +355,47 @@ def test_steps_of_a_pipeline_have_their_operators(cluster: rpcbench.Cluster) -> 
         ]  # fmt: skip
         assert len(inside) == 1
         assert events(found, "X", pid=pid, name="AddmmBackward0")
+
+
+@pytest.mark.process
+def test_a_profile_of_workers_has_kinds_of_time_and_the_straggler(cluster: rpcbench.Cluster) -> None:
+    cell = """if True:
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(4))
+    """
+    cluster.run("all", cell)
+    late = "import time\nif dist.get_rank() == 1: time.sleep(0.5)\ndist.all_reduce(torch.ones(4))"
+    with rpcbench.profile("all") as made:
+        cluster.run("all", late)
+    cluster.run("all", "dist.destroy_process_group()")
+    rows = {row["worker"]: row for row in made.table(by="kind").rows}
+    assert rows["worker1"]["communication"] > 0.4 > rows["worker2"]["communication"]
+    assert rows["worker2"]["idle"] > 0.4 and rows["worker1"]["span"] < made.seconds + 60
+    groups = {row["worker"]: row for row in made.table(by="group").rows}
+    assert groups["worker1"]["collectives"] == 1 and groups["worker1"]["bytes"] == 16
+    assert groups["worker1"]["exposed"] > 0.4 and groups["worker2"]["members"] == ["worker1", "worker2"]
+    said = made.explain()
+    assert said.startswith("worker2 kept the others waiting") and "No operator takes longer there" in said
+
+
+@pytest.mark.process
+def test_parts_of_workers_are_annotations_with_the_backward_of_their_forward(cluster: rpcbench.Cluster) -> None:
+    cell = """if True:
+        import torch
+        from torch.profiler import record_function
+        weight = torch.ones(64, 64, requires_grad=True)
+        with record_function("model"):
+            with record_function("layer"):
+                loss = (weight @ weight).sum()
+        loss.backward()
+    """
+    with rpcbench.profile("all") as made:
+        cluster.run("all", cell)
+    rows = {row["path"]: row for row in made.table(by="module").rows}
+    assert rows["model", "layer"]["runs"] == 2 and rows["model", "layer"]["backward"] > 0
+    assert rows[("model",)]["backward"] == pytest.approx(rows["model", "layer"]["backward"])
+    assert rows[()]["part"] == "not named (torch.profiler.record_function names parts)" and rows[()]["seconds"] > 0
 
 
 @pytest.mark.process

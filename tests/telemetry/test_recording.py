@@ -123,7 +123,11 @@ def test_it_says_what_it_holds_and_what_it_leaves_out(agents: list[Agent], tmp_p
         assert about["holds"]["rows of messages"] > 0
         assert ("table logs" in about["leaves_out"]) is not everything
         assert ("a line" in file) is everything and "values of tensors" in about["leaves_out"]
-        assert str(load_record(tmp_path / "lesson.json")).startswith(f"record of {about['frames'][-1][0]:.1f} s: ")
+        words = str(load_record(tmp_path / "lesson.json"))
+        assert words.startswith(f"record of {about['frames'][-1][0]:.1f} s, 3 members: ")
+        assert ", and what was known as it began; without" in words, "messages of before are in its first frame"
+        assert "messages" in words and "rows of" not in words and "table" not in words
+        assert ("processes and logs" in words) is not everything
 
 
 def test_values_of_tensors_are_not_in_it(agents: list[Agent], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from worlds import until, world
 
+from rpcbench.base.errors import format_bytes
 from rpcbench.rpc import rpc_sync
 from rpcbench.runtime.agent import Agent
 from rpcbench.runtime.events import EventLog
@@ -27,7 +28,9 @@ class Polled:
     """A history, and members that answer twice a second, in a time of their own."""
 
     def __init__(self, members: int) -> None:
-        self.history = ResourceHistory(EventLog())
+        self.history = ResourceHistory(
+            EventLog(), zero=0.0
+        )  # else the first second would be a part of one, of any length
         self.now, self.question = 1000.0, 0
         self.figures: dict[int, dict[str, Any]] = {i: {} for i in range(members + 1)}
         self.states = dict.fromkeys(self.figures, "up")
@@ -127,7 +130,7 @@ def test_a_time_in_which_nobody_looked_has_no_sample_and_no_mean_over_it():
     before = polled.rows()[-1]["at"]
     polled.now += 100
     polled.figures[1]["cpu"] = 0.25  # of the whole pause, as the first answer tells it
-    polled.run(1)
+    polled.run(0.5)
     polled.figures[1]["cpu"] = 0.75
     polled.run(10)
     after = [row for row in polled.rows() if row["at"] > before]
@@ -187,9 +190,15 @@ def test_views_as_text():
     )
     lines = summarize_view(traffic_view(polled.with_tables())).splitlines()
     assert lines == [
-        "3 members, 4.0 MB/s in the last 10 s, 22.0 MB in all",
-        "  w1 → w0: 2.0 MB/s, 11.0 MB in all", "  w2 → w0: 2.0 MB/s, 11.0 MB in all",
+        "3 members, 4.0 MB/s in the last 10 s, 24.0 MB in all",
+        "  w1 → w0: 2.0 MB/s, 12.0 MB in all", "  w2 → w0: 2.0 MB/s, 12.0 MB in all",
     ]  # fmt: skip
+    polled.run(4, rate=0)
+    view = traffic_view(polled.with_tables())
+    first, *pairs = summarize_view(view).splitlines()
+    rates = [flow[1] for row in view["flows"].values() for flow in row["to"].values()]
+    assert f" {format_bytes(sum(rates))}/s in the last 10 s" in first and min(rates) > 0
+    assert [line.split(": ")[1].split("/s")[0] for line in pairs] == list(map(format_bytes, rates)), "of the same span"
 
 
 # ---- real members

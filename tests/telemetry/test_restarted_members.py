@@ -13,8 +13,9 @@ from worlds import until
 import rpcbench
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.rpc import rpc_async, rpc_sync
+from rpcbench.telemetry import message_views
 from rpcbench.telemetry.collector import MESSAGES, current_collector
-from rpcbench.telemetry.message_views import messages_view
+from rpcbench.telemetry.message_views import collectives_view, messages_view
 from rpcbench.telemetry.views import pipeline_view
 
 pytestmark = pytest.mark.process
@@ -35,6 +36,38 @@ def test_messages_of_before_a_restart_are_not_in_flight() -> None:
         found = states(collector.world())
         stop()
     assert "received" in found and found <= {"received", "untold"}  # a receipt may have ended with its process
+
+
+def test_totals_go_on_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_views, "KEPT", 20)
+    with rpcbench.Cluster(2) as cluster:
+        collector = current_collector()
+        totals: list[int] = []
+        stop = collector.subscribe(lambda: totals.append(count_messages(collector.world())), MESSAGES)
+
+        def call_often() -> int:
+            for worker in cluster.workers * 50:
+                rpc_sync(worker, abs, (-1,))
+            assert collector.settle()
+            return count_messages(collector.world())
+
+        cluster.spmd(reduce_often)
+        before = call_often()
+        met = [collector.world()[worker]["met"] for worker in (1, 2)]
+        for worker in cluster.workers:
+            cluster.restart(worker)
+        restarted = call_often()
+        after = call_often()
+        after_all = collector.world()
+        stop()
+    assert after - restarted == 200 and restarted >= before + 200, "a call and its result, 100 times"
+    assert totals == sorted(totals)
+    assert met[0] and [after_all[worker]["met"] for worker in (1, 2)] == met
+
+
+def count_messages(world: dict[int, dict[str, object]]) -> int:
+    view = messages_view(world)
+    return view["counts"].get("messages", {"all": len(view["messages"])})["all"]
 
 
 def states(world: dict[int, dict[str, object]]) -> set[str]:
@@ -69,6 +102,34 @@ def test_what_a_killed_worker_told_stays_and_what_it_lost_stays_lost() -> None:
     assert len(before) == 5 and {row["state"] for row in before.values()} == {"complete"}
     assert pipeline_view(after)["steps"] == before
     assert received <= keys(after, "received") and gone <= keys(after, "lost") and not keys(after, "under way")
+
+
+def reduce_often() -> None:
+    for _ in range(6):
+        torch.distributed.all_reduce(torch.ones(2))
+
+
+def test_a_restarted_worker_keeps_its_part_in_collectives_of_before() -> None:
+    with rpcbench.Cluster(2) as cluster:
+        collector = current_collector()
+        stop = collector.subscribe(lambda: None, MESSAGES)
+        cluster.spmd(reduce_often)
+        assert collector.settle()
+        before = collectives_view(collector.world())
+        os.kill(cluster.pid("worker2"), signal.SIGKILL)
+        until(lambda: collector.world()[2]["state"] == "lost")
+        cluster.restart("worker2")
+        until(lambda: collector.world().get(2, {}).get("incarnation") == 1)
+        assert rpc_sync("worker2", abs, (-1,)) == 1 and collector.settle()
+        after = collectives_view(collector.world())
+        parts = collector.world()
+        del parts[1]["tables"]["collectives"]  # as when worker1 has dropped its parts
+        alone = collectives_view(parts)["collectives"]
+        stop()
+    reduced = {key for key, row in before["collectives"].items() if row["op"].startswith("all_reduce")}
+    assert len(reduced) == 6
+    assert {key: after["collectives"][key] for key in reduced} == {key: before["collectives"][key] for key in reduced}
+    assert after["entries"] == before["entries"] and not alone
 
 
 def keys(world: dict[int, dict[str, object]], state: str) -> set[str]:

@@ -48,7 +48,7 @@ def test_the_bubble_is_the_share_of_time_in_no_op():
     view = pipeline_view(world(OPS, DONE))
     assert view["steps"]["1"] == {
         "step": 1, "state": "complete", "trains": True, "begin": 10.0, "end": 14.0, "ops": 4,
-        "bubble": pytest.approx(0.5), "minimum": 0.2, "loss": None, "samples": None,
+        "bubble": pytest.approx(0.5), "minimum": 0.2, "loss": None, "samples": None, "run": "",
     }  # fmt: skip
     assert {key: lane["busy"] for key, lane in view["lanes"].items()} == {"1/1": 0.5, "1/2": 0.5}
     assert view["lanes"]["1/2"]["stages"] == [1]
@@ -64,8 +64,19 @@ def test_the_bubble_is_the_share_of_time_in_no_op():
         (OPS, [], "running"),
         (OPS[:1], [part(1, "done", "0F0", [1])], "complete"),
         (OPS[:2], [part(1), part(2, "failed")], "failed"),
+        (OPS[:2], [part(1), part(2, "interrupted")], "interrupted"),
+        (OPS[:2], [part(1, "failed"), part(2, "interrupted")], "failed"),
     ],
-    ids=["all done", "one at work", "one not heard of", "nobody heard of", "forwards alone", "one failed"],
+    ids=[
+        "all done",
+        "one at work",
+        "one not heard of",
+        "nobody heard of",
+        "forwards alone",
+        "one failed",
+        "interrupted",
+        "failed before it was interrupted",
+    ],
 )
 def test_a_step_is_complete_once_all_who_take_part_have_said_so(ops, parts, state):
     found = step(ops, parts)

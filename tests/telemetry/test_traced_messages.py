@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from worlds import PATIENCE, config, until, world
 
 from rpcbench.base.ids import MESSAGES, OWN
+from rpcbench.protocol.delivery import SEQUENCE_COUNT_BITS
 from rpcbench.rpc import remote, rpc_sync
 from rpcbench.rpc.init import start_agent
 from rpcbench.runtime import events
 from rpcbench.runtime.agent import Agent
 from rpcbench.telemetry import collector as collect
-from rpcbench.telemetry import message_views
-from rpcbench.telemetry.collector import Collector
+from rpcbench.telemetry import message_counts, message_views
+from rpcbench.telemetry.collector import Collector, TracedCollector
+from rpcbench.telemetry.last_trace import LastTrace
+from rpcbench.telemetry.message_counts import MessageCount
 from rpcbench.telemetry.message_views import (
     SHARED,
     ClockOffset,
@@ -151,6 +156,27 @@ def test_a_message_that_is_lost_for_certain_is_told_so(collector: Collector, age
     assert call["state"] == "lost"
 
 
+def test_a_source_that_was_closed_goes_on_for_the_next_panel_until_it_ends(agents: list[Agent]) -> None:
+    last = agents[0].part(LastTrace)
+    source = last.source()
+    stop = source.subscribe(lambda: None)
+    assert source.settle()  # all members report by now: a message of before has only one end in the view
+    agents[0].call(1, square, (torch.ones(1),)).wait()
+    assert source.settle()
+    last.keep(source)
+    last.keep(source)  # a page tells twice
+    stop()
+    agents[0].call(1, square, (torch.ones(1),)).wait()  # while no panel is open
+    assert last.source() is source
+    stop = source.subscribe(lambda: None)
+    assert source.settle()
+    calls = [row["state"] for row in messages_view(source.world())["messages"].values() if row["kind"] == "Call"]
+    assert calls == ["received", "received"]
+    stop()
+    last.end()
+    assert last.source() is not source and source.world() == {}
+
+
 def test_what_a_member_left_out_is_counted(
     collector: Collector, agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,11 +199,11 @@ def picture(*halves: tuple[int, tuple[Any, ...]], clocks: dict[int, ClockOffset]
     for member in range(3):
         clock = (clocks or {}).get(member, SHARED)
         made[member] = {"name": f"m{member}", "id": member, "state": "up", "incarnation": 0, "clock": clock}
-        made[member] |= {"left_out": 0, "missed": 0, "trimmed": 0, "sent": 0, "tables": {"messages": {}}}
+        made[member] |= {"left_out": 0, "missed": 0, "trimmed": 0, "counted": 0, "tables": {"messages": {}}}
+    count = MessageCount()
     for member, one in halves:
-        trimmed, sent = gather(made[member]["tables"]["messages"], member, [one])
-        made[member]["trimmed"] += trimmed
-        made[member]["sent"] += sent
+        made[member]["trimmed"] += gather(made[member]["tables"]["messages"], member, [one])
+        made[member]["counted"] += count.count_new(member, [one])
     return made
 
 
@@ -203,6 +229,50 @@ def test_a_message_counts_once_though_both_its_ends_drop_it(monkeypatch: pytest.
     ends = [(end, n) for n in range(25) for end in ((0, "sent", 1), (1, "received", 0))]
     made = picture(*[(member, half(what, peer, n, float(n))) for (member, what, peer), n in ends])
     assert messages_view(made)["counts"] == {"messages": {"all": 25}}
+
+
+def test_a_message_counts_once_whichever_end_reports_it_first_and_though_the_sender_never_does() -> None:
+    count = MessageCount()
+    first = [count.count_new(1, [half("received", 0, n, 1.0)]) for n in (0, 1, 2, 1)]
+    assert first == [1, 1, 1, 0]
+    assert count.count_new(0, [half("sent", 1, n, 1.0) for n in (1, 2, 3, 4)]) == 2  # it began after the first
+    assert count.count_new(0, [half("sent", 1, 2, 2.0), half("lost", 1, 3, 2.0)]) == 0  # again, and lost
+    assert count.count_new(1, [half("received", 0, n, 3.0) for n in (0, 3, 4, 5)]) == 1  # the last was not reported
+    restarted = 1 << SEQUENCE_COUNT_BITS
+    assert count.count_new(0, [half("sent", 1, restarted + n, 4.0) for n in range(3)]) == 3
+    assert count.count_new(0, [half("sent", 2, n, 5.0) for n in range(3)]) == 3
+
+
+def test_calls_of_this_package_do_not_count_but_for_cells() -> None:
+    count = MessageCount()
+    own, cell = {"call": OWN | 5, "label": "meet"}, {"call": OWN | 6, "label": "this cell"}
+    assert [count.count_new(0, [half("sent", 1, n, 1.0, **about)]) for n, about in enumerate((own, cell))] == [0, 1]
+    answers = [half("sent", 0, n, 2.0, "Result", call=OWN | n, label="") for n in (5, 6)]
+    assert [count.count_new(1, [one]) for one in answers] == [0, 1]
+    assert count.count_new(1, [half("sent", 0, 7, 2.0, "View"), half("sent", 0, 8, 2.0, "Notice", label="look")]) == 0
+
+
+def test_of_a_receiver_that_dropped_rows_only_what_is_older_than_the_kept_ones_is_untold() -> None:
+    made = picture((0, half("sent", 1, 1, 4.5)), (0, half("sent", 1, 2, 5.5)), (1, half("sent", 2, 1, 5.0)))
+    made[1]["trimmed"] = 3
+    states = {key: row["state"] for key, row in messages_view(made)["messages"].items() if row["from"] == 0}
+    assert states == {"0>1.1": "untold", "0>1.2": "under way"}
+    made[1]["clock"] = ClockOffset(1.0, 0.0)
+    assert {row["state"] for row in messages_view(made)["messages"].values()} == {"under way"}
+
+
+def test_the_zero_of_times_stays_when_its_message_is_dropped() -> None:
+    world: dict[int, Any] = {}
+    source = TracedCollector(cast(Collector, SimpleNamespace(world=lambda: world)))
+    assert "zero" not in str(source.world())
+    other = {1: ClockOffset(100.0, 0.25)}
+    world |= picture((0, half("sent", 1, 1, 5.0)), (1, half("received", 0, 1, 104.0)), clocks=other)
+    first = messages_view(source.world())["zero"]["first"]
+    assert first["at"] == 4.0 and abs(first["since_1970"] - time.time() - 4.0 + time.monotonic()) < 5
+    world |= picture((0, half("sent", 1, 2, 9.0)))
+    world[1]["tables"].clear()
+    assert len(rows := messages_view(source.world())["messages"]) == 1 and "0>1.2" in rows
+    assert messages_view(source.world())["zero"]["first"] == first
 
 
 def test_a_trace_counts_only_what_it_left_out_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +309,6 @@ def test_times_of_another_host_are_put_on_our_clock() -> None:
         ({"state": "suspect"}, "under way"),
         ({"state": "left"}, "untold"),
         ({"missed": 2}, "untold"),
-        ({"trimmed": 2}, "untold"),
         ({"since": 0.5}, "under way"),
         ({"since": 2.0}, "untold"),
     ],
@@ -303,7 +372,7 @@ def test_gradients_between_stages_are_a_family_of_their_own() -> None:
 
 
 def test_each_kind_of_message_has_words_or_is_not_shown() -> None:
-    known = {*message_views._WORDS, *message_views._BENCH_KINDS, "Notice", "Parcel"}
+    known = {*message_views._WORDS, *message_counts.BENCH_KINDS, "Notice", "Parcel"}
     assert known == {kind.__name__ for kind in KINDS}
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,12 @@ def test_what_it_does_is_said_in_a_word(figures, doing):
     assert rows({1: member(1, health=health(1, **figures))})["1"]["doing"] == doing
 
 
+@pytest.mark.parametrize(("figures", "threads"), [({}, (0, 0)), ({"cells": 2, "waiting": 3, "busy": 1}, (2, 1))])
+def test_the_cell_that_runs_counts_as_a_busy_thread(figures, threads):
+    row = rows({1: member(1, health=health(1, **figures))})["1"]
+    assert (row["busy"], row["waiting"]) == threads
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -130,6 +137,12 @@ def test_how_a_lost_one_ended_is_told_also_if_it_was_lost_before_anybody_looked(
         ("lost", "killed by SIGKILL"), ("lost", "exit code 3"),
     ]  # fmt: skip
     assert found["2"]["incarnation"] == 2
+
+
+@pytest.mark.parametrize("lives", ["ready", "stopped"])
+def test_a_lost_one_of_whose_end_its_launcher_has_not_heard_yet_is_lost_without_a_reason(lives):
+    found = rows({0: member(0, launched=process(1, lives)), 1: member(1, "lost")})["1"]
+    assert (found["state"], found["ended"], found["now"]) == ("lost", "", "lost")
 
 
 def test_one_that_is_about_to_join_starts():
@@ -407,6 +420,7 @@ def test_a_cluster_tells_of_its_processes_and_does_what_is_asked(no_leaks: None)
         until(lambda: [*workers_view(source.world())["workers"]] == ["0", "1"])
         actions.begin_action("interrupt", "worker9")
         until(lambda: "destination name worker9" in actions.table()["interrupt worker9"]["error"])
+        assert abs(actions.table()["interrupt worker9"]["ended"] - time.time()) < PATIENCE
         until(lambda: workers_view(source.world())["actions"] == actions.table())
         with pytest.raises(ValueError, match="unknown action 'end'"):
             actions.begin_action("end", "worker1")

@@ -37,3 +37,15 @@ def gain(ops, name, factor):
 
     time, needs = ops[name]
     return length(ops) / length({**ops, name: (time / factor, needs)})
+
+
+# %% mystery1
+mystery1 = ("worker1", "slow loader")
+
+
+# %% mystery2
+mystery2 = ("worker2", "imbalance")
+
+
+# %% mystery3
+mystery3 = ("worker4", "slow link")

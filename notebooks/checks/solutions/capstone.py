@@ -23,6 +23,16 @@ def step_time(dp, tp, pp, microbatches, work, layers, vector, gradient, all_redu
     return (microbatches / dp + pp - 1) * turn + all_reduce(gradient / (tp * pp), dp)
 
 
+# %% on_ranks
+def norm(gradients, dp, pp, tp):
+    square = torch.zeros(())
+    for gradient, is_cut in gradients:
+        copies = dp if is_cut else dp * tp
+        square += gradient.square().sum() / copies
+    dist.all_reduce(square)
+    return square.sqrt().item()
+
+
 # %% choose
 def choose(workers, per_host, layers, heads, microbatches, time, held, budget):
     possible = [

@@ -27,6 +27,24 @@ def pieces(rank, ranks, old, length):
     return found
 
 
+# %% on_ranks
+def as_table(piece, rows):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    width = piece.shape[1]
+    return DTensor.from_local(piece, mesh, [Shard(0)], shape=(rows, width), stride=(width, 1))
+
+
+def save(piece, rows, folder):
+    dcp.save({"table": as_table(piece, rows)}, checkpoint_id=folder)
+
+
+def load(rows, width, folder):
+    begin, end = resume.bounds(dist.get_rank(), dist.get_world_size(), rows)
+    state = {"table": as_table(torch.empty(end - begin, width), rows)}
+    dcp.load(state, checkpoint_id=folder)
+    return state["table"].to_local()
+
+
 # %% how_often
 def how_often(cost, node_mtbf, nodes):
     mtbf = node_mtbf / nodes
@@ -46,3 +64,10 @@ def total_time(work, interval, cost, restart, failures):
         done += up // (interval + cost) * interval
         time += up + restart
     return time + needed(work - done)
+
+
+# %% suspects
+def suspects(waiting, groups):
+    busy = {group for group in waiting.values() if group is not None}
+    held = {rank for group in busy for rank in groups[group]}
+    return sorted(rank for rank in held if waiting[rank] is None)

@@ -24,8 +24,29 @@ def capacity(chosen, experts, capacity):
     return kept
 
 
+# %% on_ranks
+def layer_of_experts(tokens, chosen, expert):
+    order, inverse = sorted_by_expert(chosen)
+    counts = chosen.bincount(minlength=dist.get_world_size())
+    coming = torch.empty_like(counts)
+    dist.all_to_all_single(coming, counts)
+    sent, received = counts.tolist(), coming.tolist()
+
+    came = tokens.new_empty(sum(received), tokens.shape[1])
+    dist.all_to_all_single(came, tokens[order], received, sent)
+    answers = torch.empty_like(tokens)
+    dist.all_to_all_single(answers, expert(came), sent, received)
+    return answers[inverse]
+
+
 # %% combine
 def combine(answers, token, weight, count):
     sums = weight.new_zeros(count).index_add(0, token, weight)
     parts = (weight / sums[token])[:, None] * answers
     return answers.new_zeros(count, answers.shape[1]).index_add(0, token, parts)
+
+
+# %% wide_enough
+sent = 2 * 2 * 63 / 64  # bytes for each number of a vector: there and back, in bfloat16
+computed = 2 * 3  # operations for each number of a vector and each hidden number
+h = sent / 50e9 * 400e12 / computed

@@ -29,6 +29,20 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     return True, scale, clean + 1
 
 
+# %% on_ranks
+def unscale(gradients, scale, most):
+    square = torch.zeros(())
+    for gradient in gradients:
+        square += (gradient / scale).square().sum()
+    dist.all_reduce(square)
+    if not square.isfinite():
+        return False
+    norm = square.sqrt().item()
+    for gradient in gradients:
+        gradient *= min(1.0, most / norm) / scale
+    return True
+
+
 # %% compensated
 def compensated(total, lost, update):
     wanted = update + lost

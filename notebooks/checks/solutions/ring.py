@@ -24,6 +24,20 @@ def all_reduce(x, size, reduce_scatter, all_gather):
     return total[: len(flat)].reshape(x.shape)
 
 
+# %% on_ranks
+def ring_all_reduce(x):
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def shift(tensor):
+        came = torch.empty_like(tensor)
+        sending = dist.isend(tensor, (rank + 1) % size)
+        dist.recv(came, (rank - 1) % size)
+        sending.wait()
+        return came
+
+    return rings.all_reduce(x, rank, size, shift)
+
+
 # %% doubling
 def all_reduce_by_doubling(x, rank, size, exchange):
     total = x.clone()

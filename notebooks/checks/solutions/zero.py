@@ -29,6 +29,14 @@ def step(whole, gradient, shard, optimizer, most, size, reduce_scatter, all_gath
     whole.copy_(all_gather(shard.data))
 
 
+# %% on_ranks
+def shard(model):
+    last = model.layers[-1]
+    for layer in model.layers:
+        fully_shard(layer, reshard_after_forward=layer is not last)
+    fully_shard(model)
+
+
 # %% zero3
 def zero3(layers, x, loss_gradient):
     inputs = []
@@ -43,3 +51,9 @@ def zero3(layers, x, loss_gradient):
         gradient, of_weight = layer.backward(x, weight, gradient)
         layer.reduce_scatter(of_weight)
         layer.free()
+
+
+# %% exposed
+moving = 3 * 511 / 512 * 2 / 25e9  # seconds for each parameter: two all-gathers, a reduce-scatter
+computing = 6 * 4096 / 156e12
+times = max(moving, computing) / computing

@@ -13,6 +13,23 @@ mine = """
 """
 
 
+# %% on_workers
+def make_pipe(stages, microbatches, most):
+    def ops(workers, microbatches, chunks=1):
+        lists = []
+        for worker in range(workers):
+            ahead = min(workers - worker, most, microbatches)
+            words = [f"{worker}F{number}" for number in range(ahead)]
+            for number in range(microbatches):
+                words.append(f"{worker}B{number}")
+                if ahead + number < microbatches:
+                    words.append(f"{worker}F{ahead + number}")
+            lists.append(words)
+        return lists
+
+    return Pipeline(stages, ops, microbatches, loss_fn=F.mse_loss)
+
+
 # %% zero_bubble
 def zero_bubble(worker, workers, microbatches):
     words, saved = [], []

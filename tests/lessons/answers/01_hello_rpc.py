@@ -38,7 +38,7 @@
 # => for kept in [future.then(lambda done: results.append(done.value())) for future in futures]:
 # =>     kept.wait()
 # => return results
-# %% at_once: wrong, a generator of results | should be a list
+# %% at_once: right, a generator of results
 # [future.wait() for future in futures] => (future.wait() for future in futures)
 # %% at_once: wrong, right for two parts | 3 parts should give 3 results
 # => one = rpc.rpc_async(workers[0], function, (parts[0],))
@@ -154,7 +154,7 @@ def deposit(account, request, amount):
         return requests[request]
 
 
-# %% deposit: wrong, no answer to a repeated request | returns nothing so far
+# %% deposit: wrong, no answer to a repeated request | which was answered 150: expected 150, but yours returned None
 # -         return account.answers[request]
 # +             return account.balance
 # +         return None

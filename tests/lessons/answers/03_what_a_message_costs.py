@@ -15,7 +15,7 @@
 # => x, y = torch.tensor(sizes).double().log(), torch.tensor(times).double().log()
 # => slope, offset = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], 1), y[:, None]).solution.flatten().tolist()
 # => return math.exp(offset), 1 / slope
-# %% fit: wrong, absolute errors | least squares of relative errors
+# %% fit: wrong, absolute errors | Yours are those of plain least squares
 # => t = torch.tensor(times, dtype=torch.float64)
 # => n = torch.tensor(sizes, dtype=torch.float64)
 # => rows = torch.stack([torch.ones_like(n), n], dim=1)
@@ -29,6 +29,13 @@
 # => return min(times)
 # %% fit: wrong, the largest message has no latency | Points that lie on the line
 # => return min(times), max(sizes) / max(times)
+# %% fit: wrong, absolute errors in float32 | In float32 it is lost beside the large messages
+# => t, n = torch.tensor(times), torch.tensor(sizes)
+# => rows = torch.stack([torch.ones(len(t)), n.float()], dim=1)
+# => alpha, per_byte = torch.linalg.lstsq(rows, t[:, None]).solution.flatten().tolist()
+# => return alpha, 1 / per_byte
+# %% relay: right, a tensor
+# => return torch.tensor(k + hops - 1) * (alpha + n / k / beta)
 # %% relay: wrong, whole bytes only | 10 bytes in 3 pieces
 # => return (k + hops - 1) * (alpha + n // k / beta)
 # %% relay: wrong, one piece after another over all hops | 6e+06 bytes in 3 pieces over 2 hops
@@ -64,6 +71,11 @@
 # => return max(1, math.floor(math.sqrt((hops - 1) * n / (alpha * beta))))
 # %% best_pieces: wrong, rounds to the nearest | with 2 it takes
 # => return max(1, round(math.sqrt((hops - 1) * n / (alpha * beta))))
+# %% best_pieces: right, by numpy
+# => import numpy as np
+# => ideal = math.sqrt((hops - 1) * n / (alpha * beta))
+# => near = np.array([max(1, math.floor(ideal)), max(1, math.ceil(ideal))])
+# => return near[np.argmin((near + hops - 1) * (alpha + n / near / beta))]
 # %% best_pieces: wrong, not whole | a whole number is wanted
 # => return max(1.0, math.sqrt((hops - 1) * n / (alpha * beta)))
 # %% best_pieces: wrong, forgets the root | with 2 it takes

@@ -64,7 +64,7 @@
 # while todo => while found
 # todo.pop => found.pop
 # todo += behind => found += behind
-# %% discover: wrong, a list | should be a set
+# %% discover: right, a list
 # => known = list(found)
 # => for message in known:
 # =>     known += [other for other in behind[message] if other not in known]

@@ -97,7 +97,7 @@ def global_norm(context_id, weights):
 # +     return torch.zeros(1) if gradient is None else gradient
 # square_sum, => own_gradient,
 # sum(future.wait() for future in futures) ** 0.5 => torch.cat([future.wait() for future in futures]).norm().item()
-# %% global_norm: wrong, a tensor | should be a float
+# %% global_norm: right, a tensor
 def global_norm(context_id, weights):
     futures = [rpc.rpc_async(weight.owner(), own_squares, (context_id, weight)) for weight in weights]
     return torch.tensor([future.wait() for future in futures]).sum().sqrt()

@@ -31,8 +31,8 @@
 # +             found.append(since[who])
 # +             for other in since:
 # +                 since[other] += other != who
-# %% staleness: wrong, a range | should be a list
-# => return range(sum(what == "push" for what, _ in log))
+# %% staleness: wrong, a set | should be a list
+# => return {sum(what == "push" for what, _ in log)}
 # %% staleness: wrong, one for each entry | pushes, not
 # => return [0 for _ in log]
 # %% staleness: wrong, uses up the log | changes the log
@@ -102,7 +102,7 @@ def big_step(weights, optimizer, batches):
 # -         losses = [F.cross_entropy(predict(images, pulled), labels) for images, labels in batches]
 # -         loss = torch.stack(losses).mean()
 # +         loss = sum(F.cross_entropy(predict(images, pulled), labels) for images, labels in batches) / 3
-# %% big_step: wrong, returns a tensor | should be a number
+# %% big_step: right, a tensor
 # loss.item => loss.detach
 # %% big_step: wrong, tells of a step twice | was told of 2 steps
 # -     return loss.item()

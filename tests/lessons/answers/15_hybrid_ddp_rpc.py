@@ -6,9 +6,9 @@
 # => return [sum(samples) / (len(samples) * each) for each in samples]
 # %% factors: wrong, one too few | need as many factors
 # => return [len(samples) * each / sum(samples) for each in samples[1:]]
-# %% factors: wrong, a generator | should be a list
+# %% factors: right, a generator
 # => return (len(samples) * each / sum(samples) for each in samples)
-# %% factors: wrong, a tensor | should be a list
+# %% factors: right, a tensor
 # => return torch.tensor(samples) * len(samples) / sum(samples)
 # %% factors: wrong, right for two trainers only | not that of the mean over all samples
 # => return [2 * each / sum(samples) for each in samples]

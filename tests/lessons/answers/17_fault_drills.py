@@ -77,8 +77,8 @@
 # %% lamport: wrong, begins with 0 | the numbers are [1, 2, 1]
 # "receive" else 0 => "receive" else -1
 # member, 0 => member, -1
-# %% lamport: wrong, a generator | should be a list
-# => return (number for number, _ in enumerate(events, 1))
+# %% lamport: wrong, a set | should be a list
+# => return {number for number, _ in enumerate(events, 1)}
 # %% lamport: wrong, one counter for all | the numbers are [1, 2, 1]
 # => return [number for number, _ in enumerate(events, 1)]
 # %% lamport: wrong, the counters at the end | events need as many numbers

@@ -104,6 +104,68 @@
 # => return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
 # %%% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
 # .new_zeros(-len(flat) % size), flat => , torch.zeros(-len(flat) % size)
+# %% on_ranks: right, of one's own exercises
+def ring_all_reduce(x):
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def shift(tensor):
+        came = torch.empty_like(tensor)
+        for work in dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, tensor, (rank + 1) % size), dist.P2POp(dist.irecv, came, (rank - 1) % size)
+        ]):
+            work.wait()
+        return came
+
+    return all_reduce(
+        x, size, lambda vector: reduce_scatter(vector, rank, size, shift),
+        lambda chunk: all_gather(chunk, rank, size, shift),
+    )
+# %% on_ranks: wrong, torch's own collective | calls all_reduce. Use messages only
+# => total = x.clone()
+# => dist.all_reduce(total)
+# => return total
+# %% on_ranks: wrong, gathers by a collective | calls all_gather. Use messages only
+# => parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+# => dist.all_gather(parts, x)
+# => return sum(parts)
+# %% on_ranks: wrong, all receive first | for rank 3 for ever; the others wait, too
+# -         sending = dist.isend(tensor, (rank + 1) % size)
+# -         dist.recv(came, (rank - 1) % size)
+# -         sending.wait()
+# +         dist.recv(came, (rank - 1) % size)
+# +         dist.send(tensor, (rank + 1) % size)
+# %% on_ranks: wrong, rank 0 has nothing to do | rank 0 has returned already
+# -     return rings.all_reduce(x, rank, size, shift)
+# +     return x if rank == 0 else rings.all_reduce(x, rank, size, shift)
+# %% on_ranks: wrong, the whole tensor goes round | rank 0 sends 6 messages, of 648 bytes
+# -     return rings.all_reduce(x, rank, size, shift)
+# +     total, passed = x.clone(), x
+# +     for _ in range(size - 1):
+# +         passed = shift(passed)
+# +         total += passed
+# +     return total
+# %% on_ranks: wrong, straight to each rank | sends to rank 2 and 3, too
+# => rank, size = dist.get_rank(), dist.get_world_size()
+# => total = x.clone()
+# => for step in range(1, size):
+# =>     came = torch.empty_like(x)
+# =>     sending = dist.isend(x, (rank + step) % size)
+# =>     dist.recv(came, (rank - step) % size)
+# =>     sending.wait()
+# =>     total += came
+# => return total
+# %% on_ranks: wrong, the mean | torch's `all_reduce` gives
+# size, shift) => size, shift) // size
+# %% on_ranks: wrong, forgets the modulo | rank 4 is not in the group of ranks [0, 1, 2, 3], in your line
+# (rank + 1) % size => rank + 1
+# %% on_ranks: wrong, adds up in float32 | of torch.float32; `x` is of torch.int64
+# all_reduce(x, rank => all_reduce(x.float(), rank
+# %% on_ranks: wrong, in place | was changed; return a new tensor
+# return rings.all_reduce(x, rank, size, shift) => return x.copy_(rings.all_reduce(x, rank, size, shift))
+# %% on_ranks: wrong, without return | It has no `return`
+# return rings. => rings.
+# %% on_ranks: wrong, only the first half | of shape (3,); that of `x` is wanted
+# rings.all_reduce(x, rank => rings.reduce_scatter(x.flatten()[: x.numel() // size * size], rank
 # %% doubling: wrong, its neighbour on a ring is no partner | waits for a message from rank
 # rank ^ distance => (rank + distance) % size
 # %% doubling: wrong, sends its own tensor in each round | the sum over the ranks is

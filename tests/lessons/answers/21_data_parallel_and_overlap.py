@@ -57,8 +57,8 @@
 # reversed(parameters) => parameters
 # %% buckets: wrong, each bucket in the order of the model | your first bucket begins with c
 # append(name) => insert(0, name)
-# %% buckets: wrong, a generator | it should return a list of lists
-# => return ([name] for name, _ in reversed(parameters))
+# %% buckets: wrong, names alone | it should return a list of lists
+# => return [name for name, _ in reversed(parameters)]
 # %% buckets: wrong, two large ones share a bucket | the bucket ['c', 'b'] has 50 bytes
 def buckets(parameters, cap):
     found, full = [], 0
@@ -102,6 +102,40 @@ def buckets(parameters, cap):
 # => return max(sum(reduce[place:]) - sum(backward[place + 1 :]) for place in places)
 # %% exposed: wrong, whole units of time only | Times with fractions
 # free - ready => int(free - ready)
+# %% on_ranks: wrong, forgets to wait | of this rank alone, divided by 2. Did the step wait for the sum
+# -         sending.wait()
+# %% on_ranks: wrong, the sum | is the sum over the ranks, not the mean
+# piece.view_as(parameter) / dist.get_world_size() => piece.view_as(parameter)
+# %% on_ranks: wrong, divides twice | is the mean, divided by 2 once more
+# torch.cat([parameter.grad.flatten() for parameter in group]) => torch.cat([p.grad.flatten() for p in group]) / 2
+# %% on_ranks: wrong, an all-reduce for each parameter | has 16 all-reduces, and 4 are allowed
+# each = -(-len(backwards) // most) => each = 1
+# %% on_ranks: wrong, when backward is over | begins its first all-reduce when backward is over
+# => backwards = list(model.parameters())
+# => loss.backward()
+# => flat = torch.cat([parameter.grad.flatten() for parameter in backwards])
+# => dist.all_reduce(flat)
+# => for parameter, piece in zip(backwards, flat.split([each.numel() for each in backwards])):
+# =>     parameter.grad.copy_(piece.view_as(parameter) / dist.get_world_size())
+# %% on_ranks: wrong, one bucket | begins its first all-reduce when backward is over
+# each = -(-len(backwards) // most) => each = len(backwards)
+# %% on_ranks: wrong, no handle | raised AttributeError
+# flat, async_op=True => flat
+# %% on_ranks: wrong, rank 0 averages alone | waits in your line
+# if all( => if dist.get_rank() == 0 and all(
+# %% on_ranks: wrong, averages its own gradients only | is that of this rank alone. Was it averaged
+# => loss.backward()
+# %% on_ranks: wrong, the vector is not put back | is that of this rank alone. Was it averaged
+# -             parameter.grad.copy_(piece.view_as(parameter) / dist.get_world_size())
+# +             parameter.grad.copy_(parameter.grad)
+# %% on_ranks: wrong, by an all_gather | calls all_gather
+# => for parameter in model.parameters():
+# =>     def ready(parameter):
+# =>         parts = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+# =>         dist.all_gather(parts, parameter.grad)
+# =>         parameter.grad.copy_(sum(parts) / len(parts))
+# =>     parameter.register_post_accumulate_grad_hook(ready)
+# => loss.backward()
 # %% accumulate: wrong, adds up the micro-batches | is 2 times that of one process
 # -     rows = sum(len(x) for x, _ in parts)
 # (loss_of(model(x), y) * len(x) / rows) => loss_of(model(x), y)
@@ -147,3 +181,45 @@ def buckets(parameters, cap):
 # +     sum(loss_of(model(x), y) * len(x) / rows for x, y in parts).backward()
 # %% accumulate: wrong, a loss of its own | and l1_loss as `loss_of`
 # loss_of(model(x), y) => (model(x) - y).square().mean()
+# %% hidden: wrong, sends all | 63/64 of the gradients, not all
+# * 63 / 64 * => *
+# %% hidden: wrong, one half | An all-reduce has two halves
+# sent = 2 * 63 => sent = 63
+# %% hidden: wrong, float32 | has two bytes, and
+# 64 * 2 => 64 * 4
+# %% hidden: wrong, forward, too | 4 operations for each parameter are left
+# 400e12 / 4 => 400e12 / 6
+# %% hidden: wrong, the peak | That is with the peak
+# 400e12 => 989.4e12
+# %% hidden: wrong, the link within a host | That is with NVLink
+# 50e9 => 450e9
+# %% hidden: wrong, bits for bytes | the link has 400 Gbit/s
+# 50e9 => 400e9
+# %% hidden: wrong, all GPUs | the tokens of all GPUs
+# 400e12 / 4 => 400e12 / 4 * 64
+# %% hidden: right, rounded
+tokens = 7900
+# %% rows_of: right, pieces that follow each other
+# order[rank::size] => order[rank * wanted // size : (rank + 1) * wanted // size]
+# %% rows_of: right, a seed of its own
+# (length, epoch) => (length, 21 + 7 * epoch)
+# %% rows_of: wrong, the same order in each epoch | two epochs have the same order
+# (length, epoch) => (length, 0)
+# %% rows_of: wrong, another order on each rank | the ranks shuffle with different seeds
+# (length, epoch) => (length, epoch * size + rank)
+# %% rows_of: wrong, some ranks read more | the last all-reduce waits for ever
+# => return shuffled(length, epoch)[rank::size]
+# %% rows_of: wrong, the last rows are left out | nobody reads row
+# wanted = -(-length // size) * size => wanted = length // size * size
+# order[rank::size] => order[:wanted][rank::size]
+# %% rows_of: wrong, all rows on all ranks | where 3 are enough
+# => return shuffled(length, epoch)
+# %% rows_of: wrong, not shuffled | nobody has called `shuffled`
+# shuffled(length, epoch) => list(range(length))
+# %% rows_of: wrong, the order begins anew only once | the last all-reduce waits for ever
+# -     while len(order) < wanted:
+# +     if len(order) < wanted:
+# %% rows_of: wrong, filled with rows that are not there | which is not there
+# -     while len(order) < wanted:
+# -         order = order + order[: wanted - len(order)]
+# +     order = order + list(range(length, wanted))

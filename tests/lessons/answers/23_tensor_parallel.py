@@ -59,7 +59,7 @@
 # -             return total
 # +             all_reduce(gradient)
 # +             return gradient
-# %% copy_and_add: wrong, classes and no functions | the first function should return a tensor
+# %% copy_and_add: wrong, classes and no functions | `Copy` is a class, and two functions are wanted
 def copy_and_add(all_reduce):
     class Copy(torch.autograd.Function):
         @staticmethod
@@ -182,7 +182,7 @@ def vocabulary_loss(scores, targets, first, all_reduce):
 # +     exps = scores.exp()
 # = 1 => = mine.to(gradient.dtype)
 # () + largest - => () -
-# %%% vocabulary_loss: wrong, each rank takes away its own largest | in one process
+# %%% vocabulary_loss: wrong, each rank takes away its own largest | each rank has taken away its own largest score
 # -     all_reduce(largest, "max")
 # = 1 => = mine.to(gradient.dtype)
 # %%% vocabulary_loss: wrong, the sum over tokens | is the sum over tokens, not the mean
@@ -209,3 +209,50 @@ def vocabulary_loss(scores, targets, first, all_reduce):
 # +     all_reduce(tokens, "max")
 # = 1 => = mine.to(gradient.dtype)
 # mean(), gradient / len(targets) => sum() / tokens, gradient / tokens
+# %% on_ranks: wrong, the plan of the lesson | the trace has 6 all-reduces in a step, not 4
+# "attention": whole, => # no f for the whole attention
+# %% on_ranks: wrong, the attention stays whole | Rank 0 has all of attention.query, attention.key
+# => return {"feed.up": ColwiseParallel(), "feed.down": RowwiseParallel()}
+# %% on_ranks: wrong, one name is misspelt | Rank 0 has all of attention.query
+# "attention.query" => "attention.queries"
+# %% on_ranks: wrong, no return | It has no `return`
+# return { => plan = {
+# %% on_ranks: wrong, a list | A plan is a dict of names and styles, not a list
+# => return [ColwiseParallel(), RowwiseParallel()]
+# %% on_ranks: wrong, gathers the hidden units | also calls all_gather
+# "feed.up": ColwiseParallel() => "feed.up": ColwiseParallel(output_layouts=Replicate())
+# "feed.down": RowwiseParallel() => "feed.down": RowwiseParallel(input_layouts=Replicate())
+# %% on_ranks: wrong, the last matrix not cut | Rank 0 has all of feed.down
+# -         "feed.down": RowwiseParallel(),
+# %% on_ranks: wrong, a style that is not there | raised NameError
+# "feed.down": RowwiseParallel() => "feed.down": RowParallel()
+# %% two_hosts: wrong, the other way round | on 8 GPUs by the one on 16
+# two / one => one / two
+# %% two_hosts: wrong, the fast link between hosts | passes the links between the hosts
+# 2 / 50e9 => 2 / 450e9
+# %% two_hosts: wrong, the slow link within a host | have the fast links
+# 2 / 450e9 => 2 / 50e9
+# %% two_hosts: wrong, computing alone | That is computing alone
+times = 8 / 16
+# %% two_hosts: wrong, the sums alone | Those are the sums alone
+times = (15 / 16 / 50e9) / (7 / 8 / 450e9)
+# %% two_hosts: wrong, hidden sums | No computing hides the sums
+one = max(6 * 856e6 / 8 / 400e12, 4 * 2 * 7 / 8 * 8192 * 2 / 450e9)
+two = max(6 * 856e6 / 16 / 400e12, 4 * 2 * 15 / 16 * 8192 * 2 / 50e9)
+times = two / one
+# %% two_hosts: wrong, two sums | four all-reduces
+# 4 * 2 * 7 => 2 * 2 * 7
+# 4 * 2 * 15 => 2 * 2 * 15
+# %% two_hosts: wrong, the operations of forward | backward 4
+# 6 * 856e6 / 8 => 2 * 856e6 / 8
+# 6 * 856e6 / 16 => 2 * 856e6 / 16
+# %% two_hosts: wrong, four bytes | has two bytes
+# 8192 * 2 / 450e9 => 8192 * 4 / 450e9
+# 8192 * 2 / 50e9 => 8192 * 4 / 50e9
+# %% two_hosts: wrong, whole matrices | a part of the matrices only
+# 856e6 / 8 => 856e6
+# 856e6 / 16 => 856e6
+# %% two_hosts: wrong, a word | A number is wanted
+times = "slower"
+# %% two_hosts: right, in a tensor
+# two / one => torch.tensor(two) / one

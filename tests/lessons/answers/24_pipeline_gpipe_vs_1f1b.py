@@ -1,4 +1,4 @@
-# %% idle_share: wrong, takes both for the same | the ratio is 0.25, and 0.2000
+# %% idle_share: wrong, takes both for the same | the ratio is 0.25, and 0.2 of the step
 # => return ratio
 # %% idle_share: wrong, fails without a bubble | raised ZeroDivisionError
 # => return 1 / (1 + 1 / ratio)
@@ -66,6 +66,38 @@
 # %% most_kept: wrong, empties the list | The list `ops` has changed
 # for op in => while
 # op else - => ops.pop(0) else -
+# %% on_ranks: wrong, GPipe | rank 0 has kept the activations of 6 micro-batches at once. In 1F1B it keeps 3
+# ahead = min(size - rank, microbatches) => ahead = microbatches
+# %% on_ranks: wrong, sends wait | waits in your line
+# sent.append((tensor, dist.isend(tensor, to))) => dist.send(tensor, to)
+# -     for _, sending in sent:
+# -         sending.wait()
+# %% on_ranks: wrong, the sum over the micro-batches | is 6 times that of one process
+# targets[n]) / microbatches => targets[n])
+# %% on_ranks: wrong, the last one in is the first one out | Does each gradient meet the activations
+# kept.pop(0) => kept.pop()
+# %% on_ranks: wrong, no gradient of what has come | raised
+# -             x.requires_grad_()
+# %% on_ranks: wrong, a stage without backward sends ones | is not that of one process
+# gradient = torch.empty(shape) => gradient = torch.ones(shape)
+# -             dist.recv(gradient, rank + 1)
+# +             dist.recv(torch.empty(shape), rank + 1)
+# %% on_ranks: wrong, rank 0 sends a gradient, too | raised
+# -         if rank > 0:
+# -             send(x.grad, rank - 1)
+# +         send(x.grad, rank - 1)
+# %% on_ranks: wrong, a forward is left out | raised IndexError: pop from empty list
+# ahead + n < microbatches => ahead + n < microbatches - (rank == 1)
+# %% on_ranks: wrong, one ahead too few | raised IndexError: pop from empty list
+# min(size - rank, microbatches) => min(size - 1 - rank, microbatches)
+# %% on_ranks: wrong, loss on all ranks | raised
+# if rank == size - 1: => if True:
+# else: => if rank < size - 1:
+# %% on_ranks: wrong, an activation twice | sends 12 messages
+# send(y.detach(), rank + 1) => [send(y.detach(), rank + 1) for _ in range(2)]
+# -             dist.recv(x, rank - 1)
+# +             dist.recv(x, rank - 1)
+# +             dist.recv(x, rank - 1)
 # %% one_f_one_b: wrong, strictly in turn | the list is 0F0 0F1 0B0
 # => return [f"{worker}{letter}{i}" for i in range(microbatches) for letter in "FB"]
 # %% one_f_one_b: wrong, GPipe | the list is

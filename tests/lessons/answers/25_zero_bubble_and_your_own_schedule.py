@@ -24,7 +24,7 @@
 # =>         words[place] = words[place].replace("B", "I")
 # =>     place += 1
 # => return words
-# %% in_halves: wrong, a generator | A list of texts is wanted
+# %% in_halves: right, a generator
 # => return (word.replace("B", half) for word in words for half in ("IW" if "B" in word else "F"))
 # %% in_halves: wrong, takes the first stage for all | should become
 # halves = => stage, halves = words[0].split("F")[0],
@@ -58,19 +58,60 @@ mine = "0F0 0B0"
 # %% mine: wrong, three micro-batches | It was refused
 # 0F3 0W1 0I2 0W2 0I3 0W3 => 0W1 0I2 0W2
 # 1F3 1I3 1W2 1W3 => 1W2
-# %% mine: wrong, a list | a text of two lines
+# %% mine: wrong, a list of parts of lines | 0B0 is missing
 mine = ["0F0 0F1", "1F0 1F1"]
 
 
 # %% mine: wrong, the last backward is whole | It runs, and has 0B3
 # 0W2 0I3 0W3 => 0W2 0B3
-# %% mine: wrong, lists of words | a text of two lines
+# %% mine: right, a plan
+mine = schedule("""0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3
+1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3""")
+
+
+# %% mine: right, lists of words
 mine = [
     "0F0 0F1 0F2 0I0 0W0 0I1 0F3 0W1 0I2 0W2 0I3 0W3".split(),
     "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3".split(),
 ]
 
 
+# %% on_workers: right, a text that counts what is kept
+def make_pipe(stages, microbatches, most):
+    lines = []
+    for worker in range(3):
+        words, begun, done = [], 0, 0
+        while done < microbatches:
+            if begun < microbatches and begun - done < min(most, 3 - worker):
+                words.append(f"{worker}F{begun}")
+                begun += 1
+            else:
+                words.append(f"{worker}B{done}")
+                done += 1
+        lines.append(" ".join(words))
+    return Pipeline(stages, schedule("\n".join(lines)), microbatches, loss_fn=F.mse_loss)
+
+
+# %% on_workers: wrong, 1F1B as it is | worker1 has kept 3 at once: F0 F1 F2 B0
+# => return Pipeline(stages, "1f1b", microbatches, loss_fn=F.mse_loss)
+# %% on_workers: wrong, GPipe | has kept 6 at once
+# => return Pipeline(stages, "gpipe", microbatches, loss_fn=F.mse_loss)
+# %% on_workers: wrong, one at a time | on paper 66.7% are idle
+# => return Pipeline(stages, "sequential", microbatches, loss_fn=F.mse_loss)
+# %% on_workers: wrong, the sum of squares | times that of one process. Is `loss_fn` the mean squared error
+# F.mse_loss => lambda out, y: F.mse_loss(out, y, reduction="sum")
+# %% on_workers: wrong, one more than the limit | at once
+# most, microbatches) => most + 1, microbatches)
+# %% on_workers: wrong, all micro-batches in one | the step
+# microbatches, loss_fn => 1, loss_fn
+# %% on_workers: wrong, the last backwards are missing | raised PipelineError
+# for number in range(microbatches): => for number in range(microbatches - ahead):
+# %% on_workers: wrong, no pipeline | it should return a Pipeline, not
+# return Pipeline(stages, ops, microbatches, loss_fn=F.mse_loss) => return ops
+# %% on_workers: wrong, the loss is forgotten | raised
+# microbatches, loss_fn=F.mse_loss) => microbatches)
+# %% on_workers: wrong, as many ahead on each worker | on paper
+# workers - worker, most, microbatches => most, microbatches
 # %% zero_bubble: wrong, all weights at the end | are allowed
 # => words = str(schedule("1f1b", workers, microbatches)).splitlines()[worker].split()
 # => return [word.replace("B", "I") for word in words] + [word.replace("B", "W") for word in words if "B" in word]

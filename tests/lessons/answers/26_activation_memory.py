@@ -5,12 +5,12 @@
 # +         most = max(most, sum(kept[begin : begin + length]))
 # %% peak: wrong, all layers | is what all layers keep together
 # => return sum(kept)
-# %% peak: wrong, the segment's own input twice | the most held at once is
+# %% peak: wrong, the segment's own input twice | counts a segment's own input twice
 # -         most = max(most, waiting + sum(kept[begin : begin + length]))
 # -         waiting += inputs[begin]
 # +         waiting += inputs[begin]
 # +         most = max(most, waiting + sum(kept[begin : begin + length]))
-# %% peak: wrong, later segments instead of earlier ones | is what the largest segment keeps
+# %% peak: wrong, later segments instead of earlier ones | counts the inputs of later segments
 # => begins = [sum(segments[:i]) for i in range(len(segments))]
 # => return max(
 # =>     sum(inputs[b] for b in begins[i + 1 :]) + sum(kept[begins[i] : begins[i] + n]) for i, n in enumerate(segments)
@@ -26,7 +26,7 @@
 # %% peak: wrong, a list of all sums | It should return a number
 # => begins = [sum(segments[:i]) for i in range(len(segments))]
 # => return [sum(inputs[x] for x in begins[:i]) + sum(kept[b : b + segments[i]]) for i, b in enumerate(begins)]
-# %% peak: wrong, inputs of all segments | the most held at once is
+# %% peak: wrong, inputs of all segments | counts the inputs of all segments
 # => begins = [sum(segments[:i]) for i in range(len(segments))]
 # => return sum(inputs[b] for b in begins) + max(sum(kept[b : b + n]) for b, n in zip(begins, segments))
 # %% peak: wrong, only the last segment | the most held at once is
@@ -146,6 +146,56 @@ def recomputed(run, x):
 # +             run(x)
 # +             torch.set_rng_state(ctx.state)
 # +             return run(x)  # within a Function autograd is off
+# %% on_ranks: right, f is computed again, and sends nothing in forward
+# x + add(checkpoint(part, copy(x), use_reentrant=False)) => x + add(checkpoint(one, part, x, use_reentrant=False))
+# - def run(parts, x):
+# + def run(parts, x):
+# +     def one(part, x):
+# +         return part(copy(x))
+# +
+# %% on_ranks: wrong, in backward the lambda sees the last part of the loop | the gradient of
+# checkpoint(part, copy(x), use_reentrant=False) => checkpoint(lambda x: part(copy(x)), x, use_reentrant=False)
+# %% on_ranks: wrong, nothing is computed again | bytes for backward besides `x`
+# checkpoint(part, copy(x), use_reentrant=False) => part(copy(x))
+# %% on_ranks: wrong, everything in one checkpoint | has 8 all-reduces, and 6 without recomputation: 2 run again
+# -     for part in parts:
+# -         x = x + add(checkpoint(part, copy(x), use_reentrant=False))
+# -     return x
+# +     def whole(x):
+# +         for part in parts:
+# +             x = x + add(part(copy(x)))
+# +         return x
+# +
+# +     return checkpoint(whole, x, use_reentrant=False)
+# %% on_ranks: wrong, the sum is computed again, too | has 9 all-reduces, and 6 without recomputation: 3 run again
+# x + add(checkpoint(part, copy(x), use_reentrant=False)) => x + checkpoint(one, part, x, use_reentrant=True)
+# - def run(parts, x):
+# + def run(parts, x):
+# +     def one(part, x):
+# +         return add(part(copy(x)))
+# +
+# %% on_ranks: wrong, without f | the gradient of x is not that without recomputation
+# copy(x) => x
+# %% on_ranks: wrong, without g | returns other numbers than without recomputation
+# add(checkpoint(part, copy(x), use_reentrant=False)) => checkpoint(part, copy(x), use_reentrant=False)
+# %% on_ranks: wrong, without the residual stream | returns other numbers than without recomputation
+# x = x + add => x = add
+# %% on_ranks: wrong, only the last part is computed again | bytes for backward besides `x`
+# -         x = x + add(checkpoint(part, copy(x), use_reentrant=False))
+# +         last = part is parts[-1]
+# +         x = x + add(checkpoint(part, copy(x), use_reentrant=False) if last else part(copy(x)))
+# %% on_ranks: wrong, no graph at all | raised RuntimeError
+# -     for part in parts:
+# -         x = x + add(checkpoint(part, copy(x), use_reentrant=False))
+# -     return x
+# +     with torch.no_grad():
+# +         for part in parts:
+# +             x = x + add(part(copy(x)))
+# +     return x
+# %% on_ranks: wrong, the list of parts | returns
+# return x => return [x]
+# %% on_ranks: wrong, rank 1 skips a part | for ever
+# in parts: => in list(parts)[: 3 - torch.distributed.get_rank()]:
 # %% plan: wrong, the most bytes for a second first | are enough
 def plan(layers, budget):
     def most(again):
@@ -189,8 +239,8 @@ def plan(layers, budget):
 # +             if most(again) <= budget:
 # +                 return set(again)
 # +     return None
-# %% plan: wrong, a list | It should return a set of layer numbers
-# => return list(range(len(layers)))
+# %% plan: wrong, a number | It should return a set of layer numbers
+# => return len(layers)
 # %% plan: wrong, everything again | are enough
 # => return set(range(len(layers)))
 # %% plan: wrong, nothing again | is held at one moment

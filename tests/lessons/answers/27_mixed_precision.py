@@ -162,6 +162,55 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     return True, scale, clean
 
 
+# %% on_ranks: wrong, each rank decides alone | rank 2 skips the step, and rank 0 does not
+# -     dist.all_reduce(square)
+# -     if not square.isfinite():
+# -         return False
+# +     skips = not square.isfinite()
+# +     dist.all_reduce(square)
+# +     if skips:
+# +         return False
+# %% on_ranks: wrong, the norm of one rank | clipped by the norm of this rank's gradients alone
+# -     dist.all_reduce(square)
+# -     if not square.isfinite():
+# -         return False
+# -     norm = square.sqrt().item()
+# +     norm = max(square.sqrt().item(), 1e-9)
+# +     dist.all_reduce(square)
+# +     if not square.isfinite():
+# +         return False
+# %% on_ranks: wrong, adds up norms | clipped by the sum of the ranks' norms
+# -     dist.all_reduce(square)
+# +     square.sqrt_()
+# +     dist.all_reduce(square)
+# square.sqrt().item() => square.item()
+# %% on_ranks: wrong, the square of the norm | by the square of the norm
+# square.sqrt().item() => square.item()
+# %% on_ranks: wrong, the scale stays | still multiplied by the scale
+# min(1.0, most / norm) / scale => min(1.0, most / norm)
+# %% on_ranks: wrong, clips before the scale is out | by the norm before the scale is taken out
+# (gradient / scale).square() => gradient.square()
+# %% on_ranks: wrong, a rank without gradients leaves | for rank 1 for ever; rank 1 has returned already
+# -     square = torch.zeros(())
+# +     if not gradients:
+# +         return True
+# +     square = torch.zeros(())
+# %% on_ranks: wrong, divides before it knows | skipped, but the gradients of rank 0 have changed
+# -         square += (gradient / scale).square().sum()
+# +         gradient /= scale
+# +         square += gradient.square().sum()
+# min(1.0, most / norm) / scale => min(1.0, most / norm)
+# %% on_ranks: wrong, skips never | rank 2 has an infinite gradient: all ranks step
+# return False => return True
+# %% on_ranks: wrong, another all-reduce for the flag | One for each is enough
+# -     dist.all_reduce(square)
+# +     flag = 1.0 - square.isfinite().float()
+# +     dist.all_reduce(square)
+# +     dist.all_reduce(flag)
+# %% on_ranks: wrong, clips always | not [0.3, -0.4]
+# min(1.0, most / norm) / scale => most / norm / scale
+# %% on_ranks: wrong, returns the norm | `True` or `False` is wanted
+# return True => return norm
 # %% compensated: wrong, the other sign | should be near
 # wanted - (new - total) => (new - total) - wanted
 # %% compensated: wrong, hands on the negative of what is lost | with its sign

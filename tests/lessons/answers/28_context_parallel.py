@@ -54,7 +54,7 @@ def merge(a, b):
 # ) = a, b => ) = ([each.float() for each in part] for part in (a, b))
 # %% timetable: wrong, leaves out steps without work | the ring has 4 steps
 # => return [(there, "some" if there == rank else "all") for there in range(rank, -1, -1)]
-# %% timetable: wrong, a generator | A list is wanted
+# %% timetable: wrong, one word for all | of slice 3 they do not see 'some'
 # => return (((rank - step) % size, "some") for step in range(size))
 # %% timetable: wrong, slices alone | is a pair
 # => return [(rank - step) % size for step in range(size)]
@@ -112,6 +112,54 @@ def merge(a, b):
 # +     for each in places:
 # +         each.sort()
 # +     for step in range(size):
+# %% on_ranks: wrong, rank 0 has nothing to pass on | for ever
+# for step in range(size): => for step in range(size if rank else 1):
+# %% on_ranks: wrong, forgets to wait | Was each message waited for
+# -         for travel in travels:
+# -             travel.wait()
+# %% on_ranks: wrong, sees what lies ahead | its queries had seen places that lie ahead of them, in all slices
+# if owner <= rank: => if True:
+# owner == rank) => False)
+# %% on_ranks: wrong, no mask | its queries had seen all of their own slice
+# owner == rank) => False)
+# %% on_ranks: wrong, the mask everywhere | the mask of its own slice had been used for all slices
+# owner == rank) => True)
+# %% on_ranks: wrong, counts the other way round | numbers of the slices were counted the other way round
+# owner = (rank - step) % size => owner = (rank + step) % size
+# %% on_ranks: wrong, averages the softmaxes | softmaxes over single slices had been averaged
+# -             new = torch.maximum(largest, scores.amax(-1, keepdim=True))
+# -             shrink, weights = (largest - new).exp(), (scores - new).exp()
+# -             read = read * shrink + weights @ there[1]
+# -             total = total * shrink + weights.sum(-1, keepdim=True)
+# -             largest = new
+# +             read = read + scores.softmax(-1) @ there[1]
+# +             total = total + 1
+# %% on_ranks: wrong, one step too many | sends 4 messages of
+# if step < size - 1: => if True:
+# %% on_ranks: wrong, its own slice only | their own slice only
+# for step in range(size): => for step in range(1):
+# -             travels = [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)]
+# there = came => pass
+# %% on_ranks: wrong, sends its own slice again and again | does not return what its queries read
+# dist.isend(there, => dist.isend(mine,
+# read, total = => mine, read, total = there,
+# %% on_ranks: wrong, gathers all keys | calls all_gather. Then it has all keys at once
+def ring(query, key, value):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    keys, values = ([torch.empty_like(key) for _ in range(size)] for _ in range(2))
+    dist.all_gather(keys, key)
+    dist.all_gather(values, value)
+    place = torch.arange(size * len(key))
+    sees = place[rank * len(key) : (rank + 1) * len(key), None] >= place
+    scores = (query @ torch.cat(keys).T / math.sqrt(key.shape[1])).masked_fill(~sees, -math.inf)
+    return scores.softmax(-1) @ torch.cat(values)
+
+
+# %% on_ranks: wrong, all receive first | the others wait, too
+# [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)] => [dist.isend(there, (rank + 1) % size)]
+# -             came = torch.empty_like(there)
+# +             came = torch.empty_like(there)
+# +             dist.recv(came, (rank - 1) % size)
 # %% zigzag: wrong, counts the last chunk from one | places that are not there
 # => wide = length // (2 * size)
 # => return [place for chunk in (rank, 2 * size - rank) for place in range(chunk * wide, (chunk + 1) * wide)]
@@ -135,3 +183,21 @@ def merge(a, b):
 # => return [rank, 2 * size - 1 - rank]
 # %% zigzag: wrong, striped | it has the chunks
 # => return list(range(rank, length, size))
+# %% least_row: wrong, full blocks | half of each block
+# / (4 * 4096 / 2) => / (4 * 4096)
+# %% least_row: wrong, a head for each key | Four heads share
+# 2 * 1024 * 2 => 2 * 4096 * 2
+# %% least_row: wrong, one slice | the slice of one GPU
+# 16 * slice_length => slice_length
+# %% least_row: wrong, the peak | not its peak
+# 400e12 => 989e12
+# %% least_row: wrong, the link within a host | not only those within
+# 50e9 => 450e9
+# %% least_row: wrong, four bytes | two bytes
+# 1024 * 2 / 50e9 => 1024 * 4 / 50e9
+# %% least_row: wrong, all in bits | both should take equally long
+# 50e9 => 50e9 * 8
+# %% least_row: wrong, a list | A number of tokens is wanted
+# tokens = 16 * slice_length => tokens = [slice_length] * 16
+# %% least_row: right, rounded up
+# 16 * slice_length => 16 * math.ceil(slice_length + 1)

@@ -1,6 +1,6 @@
 # %% splits: wrong, a number for each expert | one number for each of 2 ranks
 # => return counts[rank], [row[rank] for row in counts]
-# %% splits: wrong, tensors | takes lists of numbers
+# %% splits: right, tensors
 # => table = torch.tensor(counts).view(len(counts), len(counts), -1).sum(2)
 # => return table[rank], table[:, rank]
 # %% splits: wrong, what it sends alone | a pair of lists
@@ -83,7 +83,7 @@
 # => return [at < capacity for at in range(len(chosen))]
 # %% capacity: wrong, leaves out the dropped ones | one for each of the 8 tokens
 # => return [True for at, expert in enumerate(chosen) if chosen[:at].count(expert) < capacity]
-# %% capacity: wrong, a tensor | a list of True and False
+# %% capacity: right, a tensor
 # => return torch.tensor([chosen[:at].count(expert) < capacity for at, expert in enumerate(chosen)])
 # %% capacity: wrong, for four experts | raised IndexError
 # * experts => * 4
@@ -97,6 +97,50 @@
 # +         taken.setdefault(expert, 0)
 # +         kept.append(taken[expert] < capacity)
 # kept[-1] => 1
+# %% on_ranks: right, counts by an all_gather
+# -     coming = torch.empty_like(counts)
+# -     dist.all_to_all_single(coming, counts)
+# -     sent, received = counts.tolist(), coming.tolist()
+# +     table = torch.empty(dist.get_world_size(), len(counts), dtype=torch.long)
+# +     dist.all_gather(list(table), counts)
+# +     sent, received = counts.tolist(), table[:, dist.get_rank()].tolist()
+# %% on_ranks: wrong, not put back in order | sorted by expert, not in the order of the tokens
+# answers[inverse] => answers
+# %% on_ranks: wrong, order in place of its inverse | `order` sorts, and `inverse` undoes it
+# answers[inverse] => answers[order]
+# %% on_ranks: wrong, not sorted before | They are answers of other experts, or of other tokens
+# tokens[order] => tokens
+# %% on_ranks: wrong, the sizes are swapped on the way back | raised
+# expert(came), sent, received => expert(came), received, sent
+# %% on_ranks: wrong, equal parts | raised
+# came, tokens[order], received, sent => came, tokens[order]
+# %% on_ranks: wrong, a rank without tokens leaves | for rank 1 for ever; rank 1 has returned already
+# -     order, inverse = sorted_by_expert(chosen)
+# +     if len(tokens) == 0:
+# +         return tokens
+# +     order, inverse = sorted_by_expert(chosen)
+# %% on_ranks: wrong, asks its own expert | Its own expert has answered all of them
+# => return expert(tokens)
+# %% on_ranks: wrong, the expert is not asked | They are the tokens themselves: no expert has computed
+# expert(came), sent => came, sent
+# %% on_ranks: wrong, everything to everybody | send each to its expert alone
+def layer_of_experts(tokens, chosen, expert):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    padded = torch.full((10, tokens.shape[1] + 1), -1.0)
+    padded[: len(tokens)] = torch.cat([tokens, chosen[:, None]], 1)
+    everything = torch.empty(size, *padded.shape)
+    dist.all_gather(list(everything), padded)
+    back = expert(everything[..., :-1].flatten(0, 1)).reshape(size, 10, -1) * (everything[..., -1:] == rank)
+    dist.all_reduce(back)
+    return back[rank][: len(tokens)]
+
+
+# %% on_ranks: wrong, an exchange for each expert | Three are enough
+# -     dist.all_to_all_single(coming, counts)
+# +     dist.all_to_all_single(coming, counts)
+# +     dist.all_to_all_single(coming, counts)
+# %% on_ranks: wrong, returns nothing | It has no `return`
+# return answers => answers
 # %% combine: wrong, the second replaces the first | has replaced the first
 # => sums = weight.new_zeros(count).index_add(0, token, weight)
 # => result = answers.new_zeros(count, answers.shape[1])
@@ -146,3 +190,28 @@
 # =>     if len(rows):
 # =>         result[number] = (weight[rows, None] * answers[rows]).sum(0) / weight[rows].sum()
 # => return result
+# %% combine: wrong, adds up in float32 | digits; yours is float32, and float64 is wanted
+# => sums = torch.zeros(count).index_add(0, token, weight.float())
+# => rows = (weight / sums[token])[:, None] * answers
+# => return torch.zeros(count, answers.shape[1]).index_add(0, token, rows.float())
+# %% combine: wrong, without `return` | It has no `return`
+# => sums = weight.new_zeros(count).index_add(0, token, weight)
+# => answers = answers * (weight / sums[token])[:, None]
+# %% wide_enough: wrong, one all-to-all | and an answer back
+# 2 * 2 * 63 / 64 => 2 * 63 / 64
+# %% wide_enough: wrong, multiplications alone | are two operations
+# computed = 2 * 3 => computed = 3
+# %% wide_enough: wrong, two matrices | has three matrices here
+# 2 * 3 => 2 * 2
+# %% wide_enough: wrong, one matrix | each number of them is used once
+# 2 * 3 => 2
+# %% wide_enough: wrong, the peak | not its peak
+# 400e12 => 989e12
+# %% wide_enough: wrong, the link within a host | behind 50 GB/s
+# 50e9 => 450e9
+# %% wide_enough: wrong, the operations of a step | Only forward
+# 2 * 3 => 6 * 3
+# %% wide_enough: wrong, a word | A number is wanted
+h = "large"
+# %% wide_enough: right, without the share that stays
+# 2 * 2 * 63 / 64 => 2 * 2 * 127 / 128

@@ -6,19 +6,17 @@
 # %% share: wrong, in blocks | should get [0, 2, 4, 6]
 # => each = microbatches // replicas
 # => return list(range(replica * each, (replica + 1) * each))
-# %% share: wrong, a range for a list | should get a list, not range
+# %% share: right, a range
 # => return range(replica, microbatches, replicas)
-# %% share: wrong, a generator for a list | should get a list, not <generator
-# => return (number for number in range(microbatches) if number % replicas == replica)
-# %% share: wrong, a tuple for a list | should get a list, not (0, 2, 4, 6)
-# => return tuple(range(replica, microbatches, replicas))
+# %% share: wrong, a set, which has no order | a list of whole numbers, not {0, 2, 4, 6}
+# => return set(range(replica, microbatches, replicas))
 # %% share: wrong, whole rounds only | Of 5 micro-batches and 2 replicas, replica 0 should get [0, 2, 4]
 # => return [replica + number * replicas for number in range(microbatches // replicas)]
 # %% share: wrong, replicas counted from 1 | should get
 # => return list(range(replica - 1, microbatches, replicas)) if replica else []
 # %% share: wrong, right for two replicas alone | Of 6 micro-batches and 3 replicas
 # => return list(range(replica, microbatches, 2))
-# %% share: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
+# %% share: right, tensors for numbers
 def share(microbatches, replicas, replica):
     import torch
 
@@ -79,6 +77,38 @@ def combined(gradients, samples):
 # %% step_time: wrong, stages and replicas exchanged | 4 workers as 1 times 4
 # => stages = workers // replicas
 # => return 3 / replicas * (microbatches / stages + replicas - 1) + 2 * (stages - 1) / stages * reduce / replicas
+# %% on_ranks: right, groups by hand
+# -     mesh = init_device_mesh("cpu", (replicas, stages), mesh_dim_names=("dp", "pp"))
+# +     groups = [dist.new_group([stage + stages * one for one in range(replicas)]) for stage in range(stages)]
+# mesh["dp"].get_group() => groups[dist.get_rank() % stages]
+# %% on_ranks: wrong, the other dimension | It is that of both stages of one replica
+# mesh["dp"] => mesh["pp"]
+# %% on_ranks: wrong, over all ranks | two stages, which have different parameters, were added up
+# , group=mesh["dp"].get_group()) => )
+# %% on_ranks: wrong, the plain mean | they have 7 and 3 samples
+# gradient.flatten() * samples, gradient.new_tensor([samples]) => gradient.flatten(), gradient.new_ones(1)
+# %% on_ranks: wrong, the sum over the replicas | It is a sum over the replicas, not a mean
+# gradient.flatten() * samples, gradient => gradient.flatten(), gradient
+# total[:-1] / total[-1] => total[:-1]
+# %% on_ranks: wrong, the sum over the samples | It is a sum over the samples, not a mean
+# total[:-1] / total[-1] => total[:-1]
+# %% on_ranks: wrong, nothing is added | It is its own gradient: nothing was added
+# => return gradient.clone()
+# %% on_ranks: wrong, the mesh the other way round | It is that of both stages of one replica
+# ("dp", "pp") => ("pp", "dp")
+# %% on_ranks: wrong, in place | `gradient` was changed; return a new tensor
+# -     return (total[:-1] / total[-1]).view_as(gradient)
+# +     return gradient.copy_((total[:-1] / total[-1]).view_as(gradient))
+# %% on_ranks: wrong, the first replica alone makes the mesh | for ever
+# -     mesh = init_device_mesh("cpu", (replicas, stages), mesh_dim_names=("dp", "pp"))
+# +     if dist.get_rank() >= stages:
+# +         return gradient
+# +     mesh = init_device_mesh("cpu", (replicas, stages), mesh_dim_names=("dp", "pp"))
+# %% on_ranks: wrong, gathers everything | calls all_gather
+# => everybody = torch.empty(dist.get_world_size(), 4, dtype=torch.double)
+# => dist.all_gather(list(everybody), torch.cat([gradient * samples, gradient.new_tensor([samples])]))
+# => mine = everybody[dist.get_rank() % stages :: stages].sum(0)
+# => return mine[:-1] / mine[-1]
 # %% best: wrong, does not look at the budget | room for 10
 # [r for r in possible if held(r) <= budget], key=time, default=None => possible, key=time
 # %% best: wrong, the most replicas that fit | 8 workers, 16 micro-batches, room for 100

@@ -8,7 +8,7 @@
 # %% rows_held: wrong, in the order of the ranks | rank 1 is dp 0, tp 1
 # => each = rows // (dp * tp)
 # => return list(range(rank * each, (rank + 1) * each))
-# %% rows_held: wrong, a range for a list | should get a list, not range
+# %% rows_held: right, a range
 # list(range(begin, begin + each)) => range(begin, begin + each)
 # %% rows_held: wrong, right for square meshes alone | 24 rows, dp=2, tp=3
 # rank, tp => rank, dp
@@ -18,7 +18,7 @@
 # begin + each => begin + each + 1
 # %% rows_held: wrong, ranks from 1 | holds [0, 1], not
 # rank, tp => rank - 1, tp
-# %% rows_held: wrong, tensors for numbers | a list of whole numbers, not [tensor(0)
+# %% rows_held: right, tensors for numbers
 def rows_held(rows, dp, tp, rank):
     import torch
 
@@ -56,6 +56,42 @@ def rows_held(rows, dp, tp, rank):
 # => return 3 if keep else 5
 # %% gathers: wrong, with the reduce-scatters | 7 blocks, not kept
 # => return (1 if keep else 2) * blocks + 1 + blocks + 1
+# %% on_ranks: right, the mean by an operation
+# -     dist.all_reduce(mean, group=mesh["dp"].get_group())
+# -     return mean / 2
+# +     dist.all_reduce(mean, dist.ReduceOp.AVG)
+# +     return mean.item()
+# %% on_ranks: wrong, rows by the number of the rank | has computed with 2 rows of 8
+# -     loss = loss_of(model(rows_here(inputs, mesh["dp"])), rows_here(targets, mesh["dp"]))
+# +     rank = dist.get_rank()
+# +     loss = loss_of(model(inputs.chunk(4)[rank]), targets.chunk(4)[rank])
+# %% on_ranks: wrong, rows along the other dimension | the gradient of
+# -     loss = loss_of(model(rows_here(inputs, mesh["dp"])), rows_here(targets, mesh["dp"]))
+# +     loss = loss_of(model(rows_here(inputs, mesh["tp"])), rows_here(targets, mesh["tp"]))
+# %% on_ranks: wrong, all rows on all ranks | has computed with 8 rows of 8
+# -     loss = loss_of(model(rows_here(inputs, mesh["dp"])), rows_here(targets, mesh["dp"]))
+# +     loss = loss_of(model(inputs), targets)
+# %% on_ranks: wrong, forgets the model itself | no block has it, so the model itself takes it
+# -     fully_shard(model, mesh=mesh["dp"])
+# %% on_ranks: wrong, no tensor parallel | Tensor parallel cuts it in two, and FSDP each half again
+# -         parallelize_module(block, mesh["tp"], plan)
+# %% on_ranks: wrong, the storage first | raised
+# -         parallelize_module(block, mesh["tp"], plan)
+# -         fully_shard(block, mesh=mesh["dp"])
+# +         fully_shard(block, mesh=mesh["dp"])
+# +         parallelize_module(block, mesh["tp"], plan)
+# %% on_ranks: wrong, the loss of this rank's rows | as the loss of all rows is wanted
+# -     dist.all_reduce(mean, group=mesh["dp"].get_group())
+# -     return mean / 2
+# +     return mean
+# %% on_ranks: wrong, the sum of the losses | as the loss of all rows is wanted
+# return mean / 2 => return mean
+# %% on_ranks: wrong, adds up along tp | as the loss of all rows is wanted
+# dist.all_reduce(mean, group=mesh["dp"].get_group()) => dist.all_reduce(mean, group=mesh["tp"].get_group())
+# %% on_ranks: wrong, no backward | there are no gradients. Has backward run
+# -     loss.backward()
+# %% on_ranks: wrong, returns nothing | It has no `return`
+# return mean / 2 => mean / 2
 # %% sent: wrong, along tp first | the one along dp comes first
 # along_dp, along_tp => along_tp, along_dp
 # %% sent: wrong, a rank's piece counted as the whole | along dp a rank sends
@@ -70,5 +106,5 @@ def rows_held(rows, dp, tp, rank):
 # => return 2 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
 # %% sent: wrong, one vector for all tokens | along tp a rank sends
 # => return 3 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * width * 4
-# %% sent: wrong, the sum of both | A pair is wanted
+# %% sent: wrong, the sum of both | A pair of numbers is wanted
 # => return sums * 2 * (tp - 1) / tp * tokens * width * 4 + 3 * (dp - 1) / dp * numbers / tp * 4

@@ -73,8 +73,15 @@
 # => return middle.index(max(middle))
 # %%% straggler: wrong, the upper one of the two in the middle | It is rank 1
 # (len(each) - 1) => len(each)
-# %% causes: wrong, a tuple | A list of four numbers
+# %% straggler: right, by numpy
+# => import numpy as np
+# => late = np.array(arrivals) - np.array(arrivals).min(1, keepdims=True)
+# => return np.median(late, 0).argmax()
+# %% causes: right, a tuple
 # [mean, equal - mean, real - equal, step - real] => mean, equal - mean, real - equal, step - real
+# %% causes: wrong, the largest minus the mean | as if all m micro-batches waited for the slowest stage
+# real - equal => max(busy) - mean
+# step - real => step - equal - max(busy) + mean
 # %% causes: wrong, the sum for the mean | computing takes 45, not 180
 # (busy) / len(busy) => (busy)
 # %% causes: wrong, the slowest for the mean | computing takes
@@ -125,3 +132,47 @@ def gain(ops, name, factor):
 # / length => - length
 # %% gain: wrong, times the factor | times as fast, not
 # / factor => * factor
+# %% mystery1: wrong, a rank that waits | worker3 waits in an all-reduce for another rank
+mystery1 = ("worker3", "straggler")
+# %% mystery1: wrong, no operator takes longer there | The others call every operator that worker1 calls
+mystery1 = ("worker1", "straggler")
+# %% mystery1: wrong, it has as much data | The worker is right, the kind is not. In a step worker1 runs forward
+mystery1 = ("worker1", "uneven data")
+# %% mystery1: wrong, it comes late but it comes | worker1 comes to each all-reduce
+mystery1 = ("worker1", "hang")
+# %% mystery1: wrong, one all-reduce for a step | A step has one all-reduce, with all gradients in it
+mystery1 = ("all", "small messages")
+# %% mystery1: wrong, a fault of pipelines | This is a training job, and 'bubble' is no fault of such a job
+mystery1 = ("all", "bubble")
+# %% mystery1: wrong, all workers for one | 'slow loader' is a fault of one worker: name it
+mystery1 = ("all", "slow loader")
+# %% mystery1: wrong, a rank for a worker | The worker is one of 'worker1'
+mystery1 = ("rank 0", "slow loader")
+# %% mystery1: wrong, the kind alone | A worker and a kind are wanted
+mystery1 = "slow loader"
+# %% mystery1: right, a list
+mystery1 = ["worker1", "slow loader"]
+# %% mystery2: wrong, the idle share is not that of the schedule | The schedule alone leaves less than a third
+mystery2 = ("all", "bubble")
+# %% mystery2: wrong, a worker that waits for the slow one | The operations of worker3 take as long
+mystery2 = ("worker3", "imbalance")
+# %% mystery2: wrong, its messages are quick | The worker is right, the kind is not. What worker2 sends arrives at once
+mystery2 = ("worker2", "slow link")
+# %% mystery2: wrong, the link before it | What worker1 sends arrives at once
+mystery2 = ("worker1", "slow link")
+# %% mystery2: wrong, a kind for one worker | 'bubble' is a fault of the whole program
+mystery2 = ("worker2", "bubble")
+# %% mystery2: wrong, no such kind | 'slow stage' is none
+mystery2 = ("worker2", "slow stage")
+# %% mystery3: wrong, its calls are under way at the same time | worker2 begins all its calls before it waits
+mystery3 = ("worker2", "serial calls")
+# %% mystery3: wrong, it makes no calls | worker4 makes no calls. It answers
+mystery3 = ("worker4", "serial calls")
+# %% mystery3: wrong, it computes as little as the others | the kind is not. No answer takes worker4
+mystery3 = ("worker4", "straggler")
+# %% mystery3: wrong, another end of the link | What worker2 sends arrives at once
+mystery3 = ("worker2", "slow link")
+# %% mystery3: wrong, another link | What worker1 sends arrives at once
+mystery3 = ("worker1", "slow link")
+# %% mystery3: wrong, a fault of training | This is a lookup job, and 'slow loader' is no fault of such a job
+mystery3 = ("worker4", "slow loader")

@@ -114,6 +114,67 @@ def pieces(rank, ranks, old, length):
 # => return [(min(rank * wide, length), min((rank + 1) * wide, length))]
 # %% pieces: wrong, fractions | triples of whole numbers are wanted
 # = -(-length // ranks) => = float(-(-length // ranks))
+# %% on_ranks: wrong, dots left in load | this rank's rows. Replace the three dots
+def as_table(piece, rows):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    width = piece.shape[1]
+    return DTensor.from_local(piece, mesh, [Shard(0)], shape=(rows, width), stride=(width, 1))
+
+
+def save(piece, rows, folder):
+    dcp.save({"table": as_table(piece, rows)}, checkpoint_id=folder)
+
+
+def load(rows, width, folder): ...
+# %% on_ranks: right, loads into a table of zeros
+def save(piece, rows, folder):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shape = torch.Size([rows, piece.shape[1]])
+    table = DTensor.from_local(piece, mesh, [Shard(0)], shape=shape, stride=(shape[1], 1))
+    dcp.save({"rows": table}, checkpoint_id=folder)
+
+
+def load(rows, width, folder):
+    from torch.distributed.tensor import zeros
+
+    table = zeros(rows, width, device_mesh=init_device_mesh("cpu", (dist.get_world_size(),)), placements=[Shard(0)])
+    dcp.load({"rows": table}, checkpoint_id=folder)
+    return table.to_local()
+# %% on_ranks: wrong, saves plain pieces | that is the piece of one rank, and those of the others are missing
+# {"table": as_table(piece, rows)} => {"table": piece}
+# %% on_ranks: wrong, the local shape for the global one | The global shape does not fit the pieces, of 4, 4 and 2 rows
+# [Shard(0)], shape=(rows, width), stride=(width, 1) => [Shard(0)]
+# %% on_ranks: wrong, a name for each rank | The checkpoint has 3 tensors: table0, table1, table2
+# {"table": as_table(piece, rows)} => {f"table{dist.get_rank()}": piece}
+# %% on_ranks: wrong, rank 0 gathers all | of its rows the files have 10
+# {"table": as_table(piece, rows)} => {"table": as_table(piece, rows).full_tensor()}
+# %% on_ranks: wrong, rank 0 alone saves | waits in your line
+# -     dcp.save({"table": as_table(piece, rows)}, checkpoint_id=folder)
+# +     table = as_table(piece, rows)
+# +     if dist.get_rank() == 0:
+# +         dcp.save({"table": table}, checkpoint_id=folder)
+# %% on_ranks: wrong, returns what dcp.load returns | rank 0 gets None from `load`
+# -     dcp.load(state, checkpoint_id=folder)
+# -     return state["table"].to_local()
+# +     return dcp.load(state, checkpoint_id=folder)
+# %% on_ranks: wrong, a DTensor | returns a DTensor. Its own piece is wanted
+# ["table"].to_local() => ["table"]
+# %% on_ranks: wrong, the whole table | rank 0 returns the whole table. Its own 5 rows are wanted
+# ["table"].to_local() => ["table"].full_tensor()
+# %% on_ranks: wrong, nothing is loaded | returns rows with other numbers than those that were saved
+# torch.empty => torch.zeros
+# -     dcp.load(state, checkpoint_id=folder)
+# %% on_ranks: wrong, the rows of three ranks | DCP reports of rank 0 a RuntimeError
+# dist.get_rank(), dist.get_world_size(), rows) => dist.get_rank(), 3, rows)
+# %% on_ranks: wrong, copies cut by hand | the files have
+# [Shard(0)] => [Replicate()]
+# %% on_ranks: wrong, torch.save for each rank | the folder has no complete checkpoint
+# -     dcp.save({"table": as_table(piece, rows)}, checkpoint_id=folder)
+# +     torch.save(piece, f"{folder}/{dist.get_rank()}.pt")
+# %% on_ranks: wrong, rows in the order of another rank | its own begin with
+# -     return state["table"].to_local()
+# +     whole = state["table"].full_tensor()
+# +     return whole.chunk(dist.get_world_size())[1 - dist.get_rank()]
 # %% how_often: wrong, more nodes fail less often | More nodes fail more often
 # node_mtbf / => node_mtbf *
 # %% how_often: wrong, without the 2 | lacks the 2
@@ -176,3 +237,28 @@ def pieces(rank, ranks, old, length):
 # => return time + left + (-(-left // interval) - 1) * cost
 # %% total_time: wrong, a failure at the moment of the end counts | it takes 68, not 98
 # (work - done) <= => (work - done) <
+# %% suspects: wrong, all that are in no collective | but nobody waits for it
+# => return sorted(rank for rank, group in waiting.items() if group is None)
+# %% suspects: wrong, those that wait | waits itself
+# => return sorted(rank for rank, group in waiting.items() if group is not None)
+# %% suspects: wrong, all of the groups | waits itself
+# held if waiting[rank] is None => held
+# %% suspects: wrong, the first alone | each once and in order
+# -     return sorted(rank for rank in held if waiting[rank] is None)
+# +     return sorted(rank for rank in held if waiting[rank] is None)[:1]
+# %% suspects: wrong, once for each group | each once and in order
+# => found = []
+# => for rank, group in waiting.items():
+# =>     found += [other for other in groups.get(group, []) if waiting[other] is None]
+# => return sorted(found)
+# %% suspects: wrong, in the order of the groups | each once and in order
+# => found = []
+# => for group in groups:
+# =>     if group in waiting.values():
+# =>         found += [rank for rank in groups[group] if waiting[rank] is None and rank not in found]
+# => return found[::-1]
+# %% suspects: wrong, the rank itself and not a list | A list of ranks is wanted
+# => return next((rank for rank, group in waiting.items() if group is None), 0)
+# %% suspects: right, a set in order
+# -     return sorted(rank for rank in held if waiting[rank] is None)
+# +     return tuple(rank for rank in sorted(held) if waiting[rank] is None)

@@ -10,7 +10,7 @@
 # %%% layouts: wrong, pp with a fraction | of whole numbers
 # (a, b, c) for a in n for b in n for c in n if a * b * c == workers => (a, b, workers / (a * b)) for a in n for b in n
 # heads % => layers % c == heads %
-# %% layouts: wrong, lists for triples | is no triple
+# %% layouts: right, lists for triples
 # => n = range(1, workers + 1)
 # => return [
 # =>     [a, b, c]
@@ -30,7 +30,14 @@
 # %%% layouts: wrong, no more than all workers used | needs 1 workers
 # [a, b, c] => (a, b, c)
 # a * b * c == workers => workers % (a * b * c) == 0
-# %%% layouts: wrong, an iterator | a list is wanted
+# %%% layouts: right, a set
+# -     return [
+# -         [a, b, c]
+# +     return {
+# +         (a, b, c)
+# -     ]
+# +     }
+# %%% layouts: right, an iterator
 # -     return [
 # -         [a, b, c]
 # +     return (
@@ -81,6 +88,34 @@
 # %% step_time: wrong, arguments of all_reduce exchanged | takes a number of ranks
 # => turn = work / (tp * pp) + layers / pp * 4 * all_reduce(tp, vector + 0.5)
 # => return (microbatches / dp + pp - 1) * turn + all_reduce(dp, gradient / (tp * pp))
+# %% on_ranks: wrong, all copies count | are counted once for each
+# gradient.square().sum() / copies => gradient.square().sum()
+# %% on_ranks: wrong, vectors count on each rank of tp | are counted once for each
+# dp if is_cut else dp * tp => dp
+# %% on_ranks: wrong, replicas count | All replicas along `dp` are counted
+# dp if is_cut else dp * tp => 1 if is_cut else tp
+# %% on_ranks: wrong, pieces are divided, too | Pieces are divided by `tp` as well
+# dp if is_cut else dp * tp => dp * tp
+# %% on_ranks: wrong, adds up norms | Squares can be added up, norms cannot
+# -     dist.all_reduce(square)
+# +     square.sqrt_()
+# +     dist.all_reduce(square)
+# square.sqrt().item() => square.item()
+# %% on_ranks: wrong, forgets the root | That is the square of the norm
+# square.sqrt().item() => square.item()
+# %% on_ranks: wrong, this rank alone | Only what this rank has is counted
+# dp if is_cut else dp * tp => 1
+# -     dist.all_reduce(square)
+# %% on_ranks: wrong, gathers the gradients | bytes at once. A norm needs one number
+# -     dist.all_reduce(square)
+# +     dist.all_reduce(square)
+# +     dist.all_reduce(torch.zeros(16))
+# %% on_ranks: wrong, returns nothing | It has no `return`
+# return square => square
+# %% on_ranks: wrong, only the first ranks of tp add up | for ever
+# -     dist.all_reduce(square)
+# +     if dist.get_rank() % tp == 0:
+# +         dist.all_reduce(square)
 # %% choose: wrong, forgets the heads | that layout is not possible
 # => n = range(1, workers + 1)
 # => possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
@@ -100,7 +135,9 @@
 # %%% choose: wrong, the smallest and not the fastest | the best is
 # microbatches % => heads % b == microbatches %
 # =time => =held
-# %% choose: wrong, its time and not the layout | the best is
+# %% step_time: wrong, whole bytes | 5 digits)
+# all_reduce(gradient / (tp * pp), dp) => all_reduce(gradient // (tp * pp), dp)
+# %% choose: wrong, its time and not the layout | a triple (dp, tp, pp) or None is wanted
 # => n = range(1, workers + 1)
 # => possible = [(a, b, workers // (a * b)) for a in n for b in n if workers % (a * b) == per_host % b == 0]
 # => possible = [(a, b, c) for a, b, c in possible if layers % c == heads % b == microbatches % a == 0]

@@ -67,7 +67,7 @@ def in_window(begin, parts, limit):
 # =>     results.append(under_way.pop(0).wait())
 # =>     under_way.append(begin(part))
 # => return results + [call.wait() for call in under_way]
-# %% in_window: wrong, a generator | you return <generator
+# %% in_window: right, a generator
 # results, under_way = [], => under_way =
 # results.append(under_way.pop(0).wait()) => yield under_way.pop(0).wait()
 # -     return results + [call.wait() for call in under_way]
@@ -402,7 +402,7 @@ def embed(ids, piece, first, all_reduce):
 # %% embed: wrong, no all-reduce | rank 0 returns [0, 0
 # => here = (ids >= first) & (ids < first + len(piece))
 # => return piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
-# %% embed: wrong, returns the result of all_reduce | The function returns nothing so far
+# %% embed: wrong, returns the result of all_reduce | It returned None here
 # => here = (ids >= first) & (ids < first + len(piece))
 # => rows = piece[(ids - first).clamp(0, len(piece) - 1)] * here.unsqueeze(-1)
 # => return all_reduce(rows)
@@ -495,7 +495,7 @@ def idle(times):
 # %% idle: wrong, does not wait for the stage before | the stages are idle for [3, 1]; you say
 # => last = max(sum(row) for row in times)
 # => return [last - sum(row) for row in times]
-# %% idle: wrong, the share | the stages are idle for [3, 1]; you say [0.6, 0.1
+# %% idle: wrong, the share | the stages are idle for [3, 1]; you say [0.6, 0.2]
 # ends[-1] - sum(row) => 1 - sum(row) / ends[-1]
 # %% idle: wrong, until its own last forward | the stages are idle for [3, 1]; you say [0, 1]
 # ends[-1] - sum(row) for row in times => end - sum(row) for end, row in zip(ends, times)
@@ -813,3 +813,188 @@ def normalize(x, weight, all_reduce):
 # %% normalize: wrong, waits for a result that is none | in your line `mean = total[:-1] / total[-1]
 # -     all_reduce(total)
 # +     total = all_reduce(total)
+# %% sharded_step: right
+def sharded_step(rank):
+    last = rank.layers[-1]
+    rank.all_gather("weights", 0)
+    for layer in rank.layers:
+        if layer < last:
+            rank.all_gather("weights", layer + 1)
+        for microbatch in rank.microbatches:
+            rank.forward(layer, microbatch)
+        if layer < last:
+            rank.free("weights", layer)
+    for layer in reversed(rank.layers):
+        if layer > 0:
+            rank.all_gather("weights", layer - 1)
+        for microbatch in rank.microbatches:
+            rank.backward(layer, microbatch)
+        rank.free("weights", layer)
+        rank.reduce_scatter("gradients", layer)
+    for layer in rank.layers:
+        rank.update(layer)
+# %% sharded_step: right, micro-batches the other way round
+# -         for microbatch in rank.microbatches:
+# -             rank.backward(layer, microbatch)
+# +         for microbatch in reversed(rank.microbatches):
+# +             rank.backward(layer, microbatch)
+# %% sharded_step: wrong, gathers when it needs them | Time: the step takes
+# -     rank.all_gather("weights", 0)
+# -     for layer in rank.layers:
+# -         if layer < last:
+# -             rank.all_gather("weights", layer + 1)
+# +     for layer in rank.layers:
+# +         rank.all_gather("weights", layer)
+# -         if layer > 0:
+# -             rank.all_gather("weights", layer - 1)
+# +         if layer < last:
+# +             rank.all_gather("weights", layer)
+# %% sharded_step: wrong, all weights are whole for the step | Memory: rank 0 has
+def sharded_step(rank):
+    for layer in rank.layers:
+        rank.all_gather("weights", layer)
+    for layer in rank.layers:
+        for microbatch in rank.microbatches:
+            rank.forward(layer, microbatch)
+    for layer in reversed(rank.layers):
+        for microbatch in rank.microbatches:
+            rank.backward(layer, microbatch)
+        rank.free("weights", layer)
+        rank.reduce_scatter("gradients", layer)
+    for layer in rank.layers:
+        rank.update(layer)
+# %% sharded_step: wrong, reduces for each micro-batch | Messages: rank 0 sends 90 MB, and the limit is 66
+# -             rank.backward(layer, microbatch)
+# -         rank.free("weights", layer)
+# -         rank.reduce_scatter("gradients", layer)
+# +             rank.backward(layer, microbatch)
+# +             rank.reduce_scatter("gradients", layer)
+# +         rank.free("weights", layer)
+# %% sharded_step: wrong, whole gradients are reduced | Messages: rank 0 sends 90 MB, and the limit is 66
+# reduce_scatter => all_reduce
+# %% sharded_step: wrong, the last layer is freed in between | the weights of layer 3 are not there: freed in line
+# -         if layer < last:
+# -             rank.free("weights", layer)
+# +         rank.free("weights", layer)
+# %% sharded_step: wrong, one micro-batch alone | Backward has not added micro-batch 1, which this rank has itself
+# -         for microbatch in rank.microbatches:
+# -             rank.backward(layer, microbatch)
+# +         rank.backward(layer, rank.microbatches[0])
+# %% sharded_step: wrong, nothing is reduced | It was not summed over the ranks
+# -         rank.reduce_scatter("gradients", layer)
+# %% sharded_step: wrong, one micro-batch after the other | Messages: rank 0 sends 132 MB, and the limit is 66
+def sharded_step(rank):
+    for microbatch in rank.microbatches:
+        rank.all_gather("weights", 0)
+        for layer in rank.layers:
+            if layer < 3:
+                rank.all_gather("weights", layer + 1)
+            rank.forward(layer, microbatch)
+            if layer < 3:
+                rank.free("weights", layer)
+        for layer in reversed(rank.layers):
+            if layer > 0:
+                rank.all_gather("weights", layer - 1)
+            rank.backward(layer, microbatch)
+            rank.free("weights", layer)
+            rank.reduce_scatter("gradients", layer)
+    for layer in rank.layers:
+        rank.update(layer)
+# %% suspect1: right
+suspect1 = ("worker3", "uneven data")
+# %% suspect1: right, a list
+suspect1 = ["worker3", "uneven data"]
+# %% suspect1: wrong, a rank that waits | worker1 waits in an all-reduce for another rank
+suspect1 = ("worker1", "uneven data")
+# %% suspect1: wrong, it calls no other operators | The others call every operator that worker3 calls
+suspect1 = ("worker3", "straggler")
+# %% suspect1: wrong, it does not wait for data | No stack of worker3 shows a line that waits for a disk
+suspect1 = ("worker3", "slow loader")
+# %% suspect1: wrong, one all-reduce for a step | A step has one all-reduce
+suspect1 = ("all", "small messages")
+# %% suspect1: wrong, it comes | worker3 comes to each all-reduce
+suspect1 = ("worker3", "hang")
+# %% suspect1: wrong, a fault of pipelines | 'imbalance' is no fault of such a job
+suspect1 = ("worker3", "imbalance")
+# %% suspect2: right
+suspect2 = ("worker2", "hang")
+# %% suspect2: wrong, a rank that is there | worker1 waits in an all-reduce for another rank
+suspect2 = ("worker1", "hang")
+# %% suspect2: wrong, it is not slow | The worker is right, the kind is not. No stack of worker2
+suspect2 = ("worker2", "slow loader")
+# %% suspect2: wrong, it calls no other operators | The others call every operator that worker2 calls
+suspect2 = ("worker2", "straggler")
+# %% suspect2: wrong, one all-reduce for a step | A step has one all-reduce
+suspect2 = ("all", "small messages")
+# %% suspect2: wrong, the worker alone | A worker and a kind are wanted
+suspect2 = "worker2"
+# %% suspect2: wrong, no such worker | The worker is one of
+suspect2 = ("worker5", "hang")
+
+
+# %% smooth: right
+def smooth(x):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    beside = [other for other in (rank - 1, rank + 1) if 0 <= other < size]
+    sending = [dist.isend(x[0 if other < rank else -1].clone(), other) for other in beside]
+    whole = x
+    for other in beside:
+        row = torch.empty_like(x[:1])
+        dist.recv(row, other)
+        whole = torch.cat([row, whole] if other < rank else [whole, row])
+    for each in sending:
+        each.wait()
+    first = int(rank > 0)
+    return torch.stack([whole[max(n - 1, 0) : n + 2].mean(0) for n in range(first, first + len(x))])
+
+
+# %% smooth: wrong, all receive first | for ever; the others wait, too
+# -     sending = [dist.isend(x[0 if other < rank else -1].clone(), other) for other in beside]
+# -     whole = x
+# +     whole, sending = x, []
+# -     for each in sending:
+# -         each.wait()
+# +     for other in beside:
+# +         dist.send(x[0 if other < rank else -1].clone(), other)
+# %% smooth: wrong, its own rows alone | No row of another rank is in it
+# beside = [other for other in (rank - 1, rank + 1) if 0 <= other < size] => beside = []
+# %% smooth: wrong, forgets to wait | is wanted
+# dist.recv(row, other) => dist.irecv(row, other)
+# %% smooth: wrong, round a ring | The first row and the last are no neighbours
+def smooth(x):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    before, after = torch.empty_like(x[:1]), torch.empty_like(x[:1])
+    sending = [dist.isend(x[0].clone(), (rank - 1) % size), dist.isend(x[-1].clone(), (rank + 1) % size)]
+    dist.recv(before, (rank - 1) % size)
+    dist.recv(after, (rank + 1) % size)
+    for each in sending:
+        each.wait()
+    return torch.cat([before, x, after]).unfold(0, 3, 1).mean(-1)
+
+
+# %% smooth: wrong, the other end of the rank | is wanted
+# x[0 if other < rank else -1] => x[-1 if other < rank else 0]
+# %% smooth: wrong, the whole block | sends
+# -     sending = [dist.isend(x[0 if other < rank else -1].clone(), other) for other in beside]
+# +     sending = [dist.isend(row.clone(), other) for other in beside for row in (x if other > rank else x.flip(0))]
+# row = torch.empty_like(x[:1]) => heights = [3, 1, 4, 2]
+# -         dist.recv(row, other)
+# +         for _ in range(heights[other]):
+# +             row = torch.empty_like(x[:1])
+# +             dist.recv(row, other)
+# %% smooth: wrong, an all_gather | calls all_gather
+def smooth(x):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ends = torch.empty(size, 2, x.shape[1])
+    dist.all_gather(list(ends), torch.stack([x[0], x[-1]]))
+    rows = [*([ends[rank - 1, 1]] if rank else []), *x, *([ends[rank + 1, 0]] if rank < size - 1 else [])]
+    first = int(rank > 0)
+    whole = torch.stack(rows)
+    return torch.stack([whole[max(n - 1, 0) : n + 2].mean(0) for n in range(first, first + len(x))])
+
+
+# %% smooth: wrong, always divides by three | is wanted
+# .mean(0) => .sum(0) / 3
+# %% smooth: wrong, in place | has changed
+# -     return torch.stack([whole[max(n - 1, 0) : n + 2].mean(0) for n in range(first, first + len(x))])
+# +     return x.copy_(torch.stack([whole[max(n - 1, 0) : n + 2].mean(0) for n in range(first, first + len(x))]))

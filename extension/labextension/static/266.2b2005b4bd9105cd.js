@@ -312,6 +312,7 @@
 .rbx-board {
   display: grid;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr));
+  grid-auto-rows: max-content; /* else a row whose box hides its overflow has no height where the tab scrolls */
   gap: 8px;
   align-content: start;
   align-items: start;
@@ -368,9 +369,20 @@
   overflow: hidden;
   cursor: pointer;
 }
-/* The title of a tab. A narrow one shows as much of the panel's name as fits: no icon, no dots, no cross without the mouse. */
+/* The title of a tab. A narrow one shows as much of the panel's name as fits: no icon, no dots, no cross without the mouse. It has
+   room for a few letters in any case, and for the cross beside them if it is the current one: a bar with too many titles scrolls. */
 .lm-TabBar-tab.rbx-tab-title {
   container-type: inline-size;
+  min-width: 60px;
+}
+.lm-TabBar-tab.rbx-tab-title.lm-mod-current {
+  min-width: 84px;
+}
+.lm-TabBar-content:has(> .rbx-tab-title) {
+  min-width: 0;
+  overflow-x: auto;
+  overflow-y: hidden;
+  scrollbar-width: none;
 }
 @container (max-width: 130px) {
   .rbx-tab-title .lm-TabBar-tabIcon {
