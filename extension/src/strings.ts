@@ -119,7 +119,7 @@ export const STRINGS = {
   runsOn: 'Runs on',
   noNotebook: 'Open a notebook to start workers for it.',
   noKernel: 'This notebook has no Python kernel.',
-  late: (seconds: number) => `Up to ${seconds} s old: this page handles messages late.`,
+  late: (seconds: number) => `Up to ${seconds} s old: messages of the kernel arrive late.`,
   waitsForKernel: 'Waiting for the kernel. If it runs a cell, it answers when that has ended.',
   noConnection: 'The connection to the kernel is lost. The page keeps trying to reach it.',
   loading: `Loading rpcbench in the kernel (${LOAD}), after any cell that runs…`,
