@@ -3,7 +3,8 @@
 Guarantees
 - The items of one cell, or of one call, are numbered 0, 1, 2, … without gaps in the order of writing; the last one is
   `end_cell`.
-- Small writes are gathered for at most `GATHER_SECONDS`. A long item travels in pieces (`part`, …, then the rest).
+- Text is gathered for `GATHER_SECONDS`, and in a flood until `FLOOD_SECONDS` after the last sending: a page draws each
+  item anew, and falls behind more than a few a second. A long item travels in pieces (`part`, …, then the rest).
 - Backpressure: the client acknowledges the items that it has shown, and the worker sends at most `WINDOW` beyond these.
   A flood slows its writer down instead of filling memory, and a stopped cell is soon silent. A client that does not
   acknowledge delays each item by a second.
@@ -119,6 +120,7 @@ def _path_of_descriptor(descriptor: int) -> Path:
 
 
 GATHER_SECONDS = 0.01
+FLOOD_SECONDS = 0.2  # as ipykernel does
 WINDOW = 32  # items sent beyond the last acknowledged one
 _FULL = 10_000  # queued items from which on writers are slowed down
 _ACK_SECONDS = 1.0  # the longest wait for an acknowledgement, or for room in the queue
@@ -185,6 +187,7 @@ class OutputStream:
         self._logs = logs
         self._tail = tail
         self._logged = 0  # size of the log at the last look
+        self._gathered = float("-inf")  # when the last items were gathered, in monotonic seconds
         self._pid = os.getpid()  # a forked child has no output thread
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._room = threading.Lock()  # taken by writers while the queue is full; the output thread releases it
@@ -304,16 +307,19 @@ class OutputStream:
                 self._room.release()
 
     def _gather_items(self) -> Iterator[_Item]:
-        """Yield the next item and those within `GATHER_SECONDS` of it, up to the first that is not text."""
-        item = self._next_item()
-        deadline = time.monotonic() + GATHER_SECONDS
-        yield item
-        while item[1] in (*_TEXT, _LOGGED) and (left := deadline - time.monotonic()) > 0:
+        """Yield the next item; if it is text, also the text behind it, up to about a piece, and the first other item."""
+        yield (item := self._next_item())
+        if not (length := _text_length(item)):
+            return
+        deadline = max(time.monotonic() + GATHER_SECONDS, self._gathered + FLOOD_SECONDS)
+        while _text_length(item) and length < _LONGEST and (left := deadline - time.monotonic()) > 0:
             try:
                 item = self._queue.get(timeout=left)
             except queue.Empty:
-                return
+                break
             yield item
+            length += _text_length(item)
+        self._gathered = time.monotonic()
 
     def _next_item(self) -> _Item:
         """Return the next item. While a cell runs without one, look at the log."""
@@ -390,6 +396,11 @@ class OutputStream:
         if kind in _TEXT:
             self._logs[kind].write(text)
             self._logs[kind].flush()
+
+
+def _text_length(item: _Item) -> int:
+    """Return the characters of a text, and 0 of any other item. Growth of the log counts, though its text is unread."""
+    return len(item[2]) if item[1] in (*_TEXT, _LOGGED) else 0
 
 
 def _make_sendable(text: str) -> str:

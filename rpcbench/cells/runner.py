@@ -103,6 +103,7 @@ _RUNTIME = tuple(  # folders whose code an interrupt must not cut: it may be in 
     f"{Path(__file__).parents[1] / floor}{os.sep}"
     for floor in ("wire", "serialization", "protocol", "transport", "runtime")
 )
+_RENDERING = (str(Path(__file__).with_name("shell.py")), "showtraceback")  # a cut traceback would be lost
 _BACKOFFS = [0.02 * 2**i for i in range(7)]  # seconds between two signals: exponential backoff, 2.5 s in all
 _IMPORT = "<frozen importlib._bootstrap>"  # the file of the code that imports: its frames are below all that it runs
 _IMPORT_SECONDS = 0.05  # between two signals during an import
@@ -366,9 +367,11 @@ class CellRunner:
         now, running = time.monotonic(), self._running
         ours, self._signalled = self._signalled, False
         interrupts = self._interrupts.copy()  # other threads change it
-        files = [code.co_filename for code in _codes_of_stack(frame)]
-        in_import = _IMPORT in files and not any(each.cuts_import for each in interrupts)
-        in_runtime = any(map(_is_of_runtime, files)) and not any(each.cuts_runtime for each in interrupts)
+        codes = list(_codes_of_stack(frame))
+        in_import = any(code.co_filename == _IMPORT for code in codes) and not any(
+            each.cuts_import for each in interrupts
+        )
+        in_runtime = any(map(_is_of_runtime, codes)) and not any(each.cuts_runtime for each in interrupts)
         late = in_import or in_runtime  # the interrupt
         handled = running is None or (now - self._raised >= _MIN_INTERVAL_SECONDS and not late)
         for each in interrupts:
@@ -389,8 +392,8 @@ class CellRunner:
         self.elsewhere()
 
 
-def _is_of_runtime(file: str) -> bool:
-    return file.startswith(_RUNTIME)
+def _is_of_runtime(code: CodeType) -> bool:
+    return code.co_filename.startswith(_RUNTIME) or (code.co_filename, code.co_name) == _RENDERING
 
 
 def _codes_of_stack(frame: FrameType | None) -> Iterator[CodeType]:

@@ -71,6 +71,24 @@ def test_items_are_numbered_without_gaps_and_neighbouring_texts_are_joined(clien
     assert kinds == [("stdout", "abc"), ("stderr", "d"), ("display", "{}"), ("stdout", "e"), ("end", "over")]
 
 
+def test_a_first_line_is_sent_at_once_and_a_flood_a_few_times_a_second(client_id, monkeypatch):
+    monkeypatch.setattr(output, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(output, "FLOOD_SECONDS", PATIENCE)
+    client_id.output_stream.begin_cell(KEY)
+    client_id.output_stream.write("stdout", "first\n")
+    first = client_id.notices.get(timeout=PATIENCE / 2)
+    client_id.output_stream.items_shown(KEY.client_id, {"cell": KEY.number, "shown": 1})
+    for i in range(1000):
+        client_id.output_stream.write("stdout", f"{i}\n")
+    client_id.output_stream.end_cell(KEY, "over")
+    rest = [client_id.notices.get(timeout=10) for _ in range(2)]
+    assert [(n["kind"], n["content"]) for n in (first, *rest)] == [
+        ("stdout", "first\n"),
+        ("stdout", "".join(f"{i}\n" for i in range(1000))),
+        ("end", "over"),
+    ]
+
+
 def test_texts_of_many_threads_all_arrive_whole(client_id):
     def write(output_stream):
         def some(i):

@@ -242,10 +242,15 @@ def test_a_second_interrupt_of_a_cell_is_delivered_after_a_minimum_interval(benc
     bench.serve(script)
 
 
-def test_an_interrupt_waits_while_the_main_thread_runs_code_of_the_runtime(bench):
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [(runner._RUNTIME[0] + "sending.py", "send"), runner._RENDERING],
+    ids=["a send", "a traceback"],
+)
+def test_an_interrupt_waits_while_the_main_thread_sends_or_renders_a_traceback(bench, file, name):
     started, sent, lines = threading.Event(), threading.Event(), []
-    code = "started.set()\nwhile not sent.is_set(): time.sleep(0.001)\nlines.append('sent')"
-    send = compile(code, runner._RUNTIME[0] + "sending.py", "exec")
+    code = "started.set()\n    while not sent.is_set(): time.sleep(0.001)\n    lines.append('sent')"
+    send = compile(f"def {name}():\n    {code}\n{name}()", file, "exec")
 
     def cell():
         exec(send, {"started": started, "sent": sent, "lines": lines, "time": time})
