@@ -307,7 +307,7 @@ class OutputStream:
                 self._room.release()
 
     def _gather_items(self) -> Iterator[_Item]:
-        """Yield the next item; if it is text, also the text behind it, up to about a piece, and the first other item."""
+        """Yield the next item and, if it is text, also the text behind it, up to a piece, and the next other item."""
         yield (item := self._next_item())
         if not (length := _text_length(item)):
             return
