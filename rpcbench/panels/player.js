@@ -37,7 +37,8 @@ class PlayerModel {
 // Returns the text of the player's status: the time of a frame, and its name if it has one.
 function timeText({ frames, seconds }, at) {
   const { time, name } = frames[at];
-  return `${time.toFixed(2)} s of ${seconds.toFixed(2)} s${name ? `, ${name}` : ""}`;
+  const write = (value) => (value < 60 ? `${value.toFixed(2)} s` : formatMinutes(value, true));
+  return `${write(time)} of ${write(seconds)}${name ? `, ${name}` : ""}`;
 }
 
 // Adds the panel, with a toolbar above it, to the element `parent`. It opens at the last frame, so a page that is not

@@ -101,6 +101,12 @@ _ALONE = "The same record, played by a browser alone."
 _SENTENCE = "A record, played while this notebook's kernel runs. Run the cell to see it."
 
 
+def format_moment(seconds: float) -> str:
+    """Return a time in a record as the page writes it: 1.50 s, 2:03.50 min."""
+    minutes, hundredths = divmod(round(seconds * 100), 6000)
+    return f"{minutes}:{hundredths / 100:05.2f} min" if minutes else f"{seconds:.2f} s"
+
+
 class Replay(ipywidgets.VBox):  # type: ignore[misc]
     """The widget that `replay` makes. `go(frame)` and `step(by)` move it, like its buttons; `print` shows text."""
 
@@ -148,7 +154,8 @@ class Replay(ipywidgets.VBox):  # type: ignore[misc]
     def _update_label(self) -> None:
         frames, at = self.player.record.frames, self.player.at
         seconds, _, name = frames[at] if frames else (0.0, {}, "empty")
-        self._said.value = f"{seconds:.2f} s of {self.player.record.seconds:.2f} s{f', {name}' if name else ''}"
+        whole = format_moment(self.player.record.seconds)
+        self._said.value = f"{format_moment(seconds)} of {whole}{f', {name}' if name else ''}"
 
     def close(self) -> None:
         """Remove the widget and its panel."""

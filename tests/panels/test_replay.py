@@ -11,6 +11,7 @@ from pictures import own, send, use, world
 
 import rpcbench
 from rpcbench.panels import PANELS
+from rpcbench.panels.replay import format_moment
 from rpcbench.telemetry.recording import FORMAT, VERSION, Record, flatten_world
 from rpcbench.telemetry.views import diff_views
 
@@ -78,6 +79,15 @@ def test_it_opens_at_the_last_frame_and_goes_by_steps(player):
     assert player.player.at == 3
     player.step()
     assert player.player.at == 3
+
+
+def test_a_long_record_is_told_in_minutes():
+    assert [format_moment(one) for one in (1.5, 59.994, 59.996, 123.5)] == [
+        "1.50 s",
+        "59.99 s",
+        "1:00.00 min",
+        "2:03.50 min",
+    ]
 
 
 def test_slider_and_buttons_do_the_same(player):
