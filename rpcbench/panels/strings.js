@@ -606,7 +606,7 @@ const STRINGS = {
     title: "Traffic",
     help:
       "A row is a sender, a column a receiver, and a square the bytes that go from one to the other: the darker, the more. The " +
-      "select chooses bytes per second, of the last second or of ten, or all bytes since the two have their connection. The edges " +
+      "select chooses bytes per second, of the last second or of up to ten, or all bytes since the two have their connection. The edges " +
       "have the sums of a row and of a column. A click, or the arrow keys, choose a square, and the line below the picture says " +
       "all figures of the pair, with the part that went through shared memory. Each byte is counted by its sender, and panels' own " +
       "messages are counted, too. Not counted are collectives of torch.distributed, as it has connections of its own. A dashed row has " +
@@ -614,7 +614,7 @@ const STRINGS = {
     pictureTip: "Traffic, picture: arrow keys choose a pair",
     wait: ["The first figures come when the members have answered.", ""],
     quiet: ["Nothing was sent yet. A call sends something: ", 'rpc.rpc_sync("worker1", …)'],
-    spans: ["in the last second", "in the last 10 seconds", "since they connected"],
+    spans: (seconds) => ["in the last second", `in the last ${seconds} s`, "since they connected"],
     span: "Time that is shown",
     rate: (bytes) => `${bytes}/s`,
     from: "from",
@@ -622,7 +622,7 @@ const STRINGS = {
     sum: "all",
     stats: { ready: "ready", sum: "between all", pair: "busy pair" },
     pair: (from, to) => `${from} → ${to}`,
-    figures: (second, ten, all) => `${second}/s in the last second, ${ten}/s in the last 10 s, ${all} since they connected`,
+    figures: (second, ten, all, seconds) => `${second}/s in the last second, ${ten}/s in the last ${seconds} s, ${all} since they connected`,
     shared: (bytes, share) => `${bytes} of it (${share}) through shared memory, the rest through a socket`,
     socket: "through a socket on one host",
     network: "over the network, between two hosts",

@@ -10,6 +10,7 @@ const EDGE = { least: 92, sum: 104, tight: 86, letters: 14, gap: 4 }; // beside 
 const DECADES = 3; // powers of ten from the palest square to the darkest
 const LEVELS = 12;
 const DARKEST = 0.66; // opacity
+const MOST_SECONDS = 10; // of the mean; fewer while the figures have only begun
 const EMPTY = 90; // pixels of a panel without figures
 
 // ---- pure functions
@@ -19,6 +20,9 @@ function membersOf(workers, flows) {
   const isThere = (id) => !["left", "starts"].includes(workers[id].state) || Object.keys(flows[id]?.to ?? {}).length > 0;
   return Object.keys(workers).filter(isThere).sort(natural);
 }
+
+// Returns whether a member has gone: what the others have sent it, they no longer report.
+const isGone = (workers, id) => ["left", "lost"].includes(workers[id].state);
 
 // Returns the figure of a pair; 0 if nothing was sent, null if the sender has not reported.
 const figureOf = (flows, from, to, span) => (flows[from] ? (flows[from].to[to]?.[span] ?? 0) : null);
@@ -78,13 +82,14 @@ function gridOf(members, names, width) {
 function pairPhrases(flows, from, to, names) {
   const [row, flow] = [flows[from], flows[from]?.to[to]];
   if (!row) return [TEXT.noReport(names(from))];
+  const seconds = row.seconds ?? MOST_SECONDS;
   const late = row.silent ? [TEXT.silent(names(from))] : [];
   if (!flow) return [TEXT.none(names(from), names(to)), ...late];
   const figures = [SECOND, TEN, ALL].map((span) => formatBytes(flow[span]));
   const isFar = flows[to] && row.host !== flows[to].host;
   const share = `${Math.round((100 * flow[SHARED]) / flow[ALL])} %`;
   const way = isFar ? TEXT.network : flow[SHARED] ? TEXT.shared(formatBytes(flow[SHARED]), share) : TEXT.socket;
-  return [`${TEXT.pair(names(from), names(to))}: ${TEXT.figures(...figures)}`, way, ...late];
+  return [`${TEXT.pair(names(from), names(to))}: ${TEXT.figures(...figures, seconds)}`, way, ...late];
 }
 
 // ---- marks
@@ -114,7 +119,8 @@ function rowNode(from, index, { members, flows, grid, span, sums, say }) {
 }
 
 export default panel("traffic", TEXT.title, (frame) => {
-  const span = html("select", { "aria-label": TEXT.span }, ...[TEN, SECOND, ALL].map((value) => html("option", { value }, TEXT.spans[value])));
+  const choices = [TEN, SECOND, ALL].map((value) => ({ value, option: html("option", { value }) }));
+  const span = html("select", { "aria-label": TEXT.span }, ...choices.map(({ option }) => option));
   const [names, rows, sums, ring] = ["rb-names", "rb-rows", "rb-sums", "rb-ring"].map((kind) => svg("g", { class: kind }));
   const words = html("div", { class: "rb-words", role: "status" });
   let [chosen, pointed, shown, legend] = [null, null, null, ""]; // pairs of ids: clicked, and under the pointer
@@ -173,10 +179,10 @@ export default panel("traffic", TEXT.title, (frame) => {
     join(names, rowsNamed, (key, { i }) => svg("g", {}, full(key), label(grid.left - 8, grid.y(i) + grid.tall / 2 + 5, shorten(nameOf(key), EDGE.letters), `rb-end ${kind(key)}`)));
   }
 
-  function showSums({ members, grid, sums: found, say, flows }) {
+  function showSums({ members, workers, grid, sums: found, say, flows }) {
     const y = grid.y(members.length) + EDGE.gap;
     const base = y + Math.max(15, grid.tall / 2 + 5);
-    const each = grid.hasNumbers ? members.map((member, i) => label(grid.x(i) + grid.wide / 2, base, say(found.received.get(member)), "rb-center rb-sum")) : [];
+    const each = grid.hasNumbers ? members.map((member, i) => label(grid.x(i) + grid.wide / 2, base, isGone(workers, member) ? "–" : say(found.received.get(member)), "rb-center rb-sum")) : [];
     const most = Math.max(0, ...found.received.values());
     // Without room for numbers a sum is a square like the others.
     const squares = grid.hasNumbers ? [] : members.map((member, i) =>
@@ -185,11 +191,12 @@ export default panel("traffic", TEXT.title, (frame) => {
     sums.replaceChildren(label(grid.left - 8, base, TEXT.sum, "rb-end rb-sum"), ...each, ...squares, label(grid.edge + grid.right - 12, base, all, "rb-end rb-sum"));
   }
 
-  function showWords({ members, flows, nameOf, sums: found, say, grid, busy }) {
+  function showWords({ members, workers, flows, nameOf, sums: found, say, grid, busy, period }) {
     const there = (pair) => (pair && pair.every((member) => members.includes(member)) ? pair : null);
     chosen = there(chosen);
     const pair = there(pointed) ?? chosen ?? busy;
-    const ofMember = (id) => [TEXT.sent(nameOf(id), say(found.sent.get(id))), TEXT.received(nameOf(id), say(found.received.get(id)))];
+    const told = (figures, id) => `${say(figures.get(id))} ${period}`;
+    const ofMember = (id) => [TEXT.sent(nameOf(id), told(found.sent, id)), ...(isGone(workers, id) ? [] : [TEXT.received(nameOf(id), told(found.received, id))])];
     const phrases = !pair ? [] : pair[0] === pair[1] ? ofMember(pair[0]) : pairPhrases(flows, ...pair, nameOf);
     join(words, phrases.map((phrase) => ({ key: phrase, parts: [] })), (phrase) => html("p", {}, phrase));
     const marked = there(pointed) ?? chosen;
@@ -202,6 +209,8 @@ export default panel("traffic", TEXT.title, (frame) => {
     const all = Object.values(workers);
     const isKnown = Object.keys(flows).length > 0;
     const moment = Number(span.value === "" || span.value === undefined ? TEN : span.value);
+    const spans = TEXT.spans(Math.max(1, ...Object.values(flows).map((row) => row.seconds ?? MOST_SECONDS)));
+    for (const { value, option } of choices) setText(option, spans[value]);
     const members = membersOf(workers, flows);
     const nameOf = (id) => workers[id]?.name ?? `id ${id}`;
     const isQuiet = isKnown && !busiest(members, flows, ALL).length;
@@ -224,9 +233,9 @@ export default panel("traffic", TEXT.title, (frame) => {
     grid.key = `${grid.left} ${grid.wide} ${grid.isSlanted} ${grid.width} ${members.length}`;
     const pairs = busiest(members, flows, moment);
     const most = pairs[0] ?? busiest(members, flows, ALL)[0];
-    shown = { members, flows, workers, grid, span: moment, sums: found, say, nameOf, busy: [most.from, most.to] };
+    shown = { members, flows, workers, grid, span: moment, sums: found, say, nameOf, busy: [most.from, most.to], period: spans[moment] };
     frame.showStats([ready, TEXT.stats.ready], [say(found.all), TEXT.stats.sum], countStat(pairs.length, TEXT.stats.pair), ...leftOutStats(workers));
-    frame.describe(TEXT.describe(say(found.all), TEXT.spans[moment], pairs.slice(0, 3).map(({ from, to, value }) => `${TEXT.pair(nameOf(from), nameOf(to))} ${say(value)}`)));
+    frame.describe(TEXT.describe(say(found.all), spans[moment], pairs.slice(0, 3).map(({ from, to, value }) => `${TEXT.pair(nameOf(from), nameOf(to))} ${say(value)}`)));
     showNames(shown);
     const key = `${grid.key} ${moment} ${found.top} ${members.join()}`;
     join(rows, members.map((from, index) => ({ key: from, parts: [flows[from], key], index })), (from, { index }) => rowNode(from, index, shown));

@@ -273,12 +273,12 @@ class Collector:
         self._notify_subscribers()
 
     def _lose_messages(self, member: int) -> None:
-        """Mark messages from and to a member that was lost as lost, if they were under way: its successor may not."""
+        """Mark messages from a member that was lost as lost, if they were under way: its successor has sent others."""
         at = time.monotonic()
         tables = [one["tables"] for one in self._world.values()] + [self._earlier[member]]
         for rows in [table["messages"] for table in tables if "messages" in table]:
             for key, row in rows.items():
-                if member in (row["from"], row["to"]) and row["received"] is None and row["lost"] is None:
+                if member == row["from"] and row["received"] is None and row["lost"] is None:
                     rows[key] = {**row, "lost": at}
 
     def _report_received(self, source: int, data: dict[str, Any]) -> None:

@@ -287,8 +287,8 @@ def messages_view(world: World) -> View:
 
     Sections: workers, messages, counts, zero, clocks, remarks (sentences); collectives and entries as in
     `collectives_view`; stragglers, with a sentence on the member that kept the others waiting for longest, once `_MANY`
-    have a last one. The state of a message is `received`, `under way`, `lost` (reported so, or lost with one of its
-    ends), or `untold`: its receiver has left in good order, reports only since then, or has left some reports out.
+    have a last one. The state of a message is `received`, `under way`, `lost` (reported so, or with its sender), or
+    `untold`: its receiver is lost or has left, reports only since then, or has left some reports out.
     `sent` and `received`: seconds of our clock, None without a report of that end. `words` describe it, and `family` is
     a key of `MESSAGE_FAMILIES`; a reply has the label of its call. Of more than `KEPT` messages the latest are shown,
     and a row of `counts` has the number of `all`; so it is with collectives, of which members keep fewer. Calls of this
@@ -362,13 +362,19 @@ def _complete_since(member: dict[str, Any]) -> float:
 def _message_state(key: str, row: Row, world: World, complete: dict[int, float]) -> str:
     if row["received"] is not None:
         return "received"
-    ends = [world[end]["state"] if end in world else "lost" for end in (row["from"], row["to"])]
-    if "lost" in ends or (row["lost"] is not None and not ("left" in ends and row["kind"] in _UNHURRIED)):
+    sender, receiver = [world[end]["state"] if end in world else "lost" for end in (row["from"], row["to"])]
+    if row["lost"] is not None and not ("left" in (sender, receiver) and row["kind"] in _UNHURRIED):
         return "lost"
-    receiver = world[row["to"]]  # the receipt may be among the reports that it has left out, or that ended with it
-    since = max(receiver.get("since", 0.0), complete.get(row["to"], 0.0))
-    is_old = (row["sent"] is not None and row["sent"] < since) or _is_of_former(key, receiver)
-    return "untold" if "left" in ends or receiver.get("missed") or is_old else "under way"
+    if receiver == "lost":  # it may have arrived: the receipts of a lost process's last moments are lost with it
+        return "untold"
+    if sender == "lost":
+        return "lost"
+    if "left" in (sender, receiver):
+        return "untold"
+    member = world[row["to"]]  # the receipt may be among the reports that it has left out, or that ended with it
+    since = max(member.get("since", 0.0), complete.get(row["to"], 0.0))
+    is_old = (row["sent"] is not None and row["sent"] < since) or _is_of_former(key, member)
+    return "untold" if member.get("missed") or is_old else "under way"
 
 
 def _is_of_former(key: str, receiver: Row) -> bool:

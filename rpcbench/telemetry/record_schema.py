@@ -116,7 +116,7 @@ ROW_SHAPES: dict[str, dict[str, Any]] = {
         "at": int, "step": int, "began": [int], "of": {f"{one.key}?": {NUMBER: float} for one in chart_columns()},
         "limits": {f"{one.key}?": float for one in chart_columns()},
     },
-    "traffic": {"from": int, "host": str, "silent": bool, "to": {NUMBER: [int, int, int, int]}},
+    "traffic": {"from": int, "host": str, "silent": bool, "seconds?": int, "to": {NUMBER: [int, int, int, int]}},
     "launched": {"name": str, "state": str, "incarnation": int, "log": str},
 }  # fmt: skip
 """The fields of each table that views read; rows of other tables may have any."""

@@ -121,13 +121,15 @@ class FigureProgress:
         self.flows.clear()
 
     def traffic_row(self, id_: int, now: float) -> Row:
-        """Return by receiver the bytes per second, of one second and of ten; all bytes, and those in shared memory."""
+        """Return by receiver the bytes per second, of one second and of the last `seconds`, ten at most; all bytes, and
+        those in shared memory."""
         to = {}
         for peer, count in self.peers.items():
             if peer != str(id_) and count[0]:
                 rates = [self._rate(peer, list(self.flows)[-1:]), self._rate(peer, self.flows)]
                 to[peer] = [*rates, count[0], self.lent.get(peer, 0)]
-        return {"from": id_, "host": self.host, "silent": self.is_silent(now), "to": to}
+        seconds = max(1, round(sum(passed for passed, _ in self.flows)))
+        return {"from": id_, "host": self.host, "silent": self.is_silent(now), "seconds": seconds, "to": to}
 
     def _rate(self, peer: str, flows: Collection[tuple[float, dict[str, int]]]) -> int:
         seconds = sum(passed for passed, _ in flows)

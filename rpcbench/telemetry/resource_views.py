@@ -35,7 +35,8 @@ def traffic_view(world: World) -> View:
     """Return the bytes that members send to one another. Sections: workers, flows.
 
     `flows`: a row for each sender: `to` has by receiver the figures of `TRAFFIC_SPANS`, and the bytes in shared memory,
-    all counted by the sender since it has its present connections. A `silent` sender has not answered of late.
+    all counted by the sender since it has its present connections. "ten" is of the last `seconds`, ten at most: figures
+    begin when somebody looks. A `silent` sender has not answered of late.
     """
     return {"workers": worker_rows(world, ()), "flows": {key: row for _, key, row in rows_of(world, "traffic")}}
 
@@ -96,7 +97,8 @@ def traffic_text(view: View) -> tuple[str, list[str]]:
     lately, every = format_bytes(sums[1]), format_bytes(sums[2])
     silent = [names.get(key, f"id {key}") for key, row in view["flows"].items() if row["silent"]]
     unknown = f"; no figures of {', '.join(silent)}" if silent else ""
-    first = f"{count_noun(len(names), 'member')}, {lately}/s in the last 10 s, {every} in all{unknown}"
+    seconds = max((row.get("seconds", 10) for row in view["flows"].values()), default=10)
+    first = f"{count_noun(len(names), 'member')}, {lately}/s in the last {seconds} s, {every} in all{unknown}"
     pairs.sort(key=lambda pair: (-pair[2][1], -pair[2][2], int(pair[0]), int(pair[1])))
     return first, [_pair_line(names, *pair) for pair in pairs]
 

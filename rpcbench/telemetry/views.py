@@ -27,6 +27,7 @@ from typing import Any
 from rpcbench.base.ids import Row, Table
 from rpcbench.pipeline.timeline import idle_share
 from rpcbench.runtime.handles import class_of
+from rpcbench.runtime.members import GONE
 from rpcbench.telemetry.worker_columns import activity_words, read_figures
 
 World = dict[int, dict[str, Any]]  # by id of the worker; see `Collector.world`
@@ -166,15 +167,16 @@ def patch_view(old: View, delta: Delta) -> View:
 STEPS_DRAWN = 4  # latest steps with operations and lanes
 STEPS_LISTED = 8  # latest steps in the list
 _UNTRAINED_DRAWN = 2  # latest evaluations, which do not displace steps that train
-_UNTOLD = "untold"  # a worker left before it reported the end of the step
+_UNTOLD = "untold"  # a worker was gone before it reported the end of the step
 
 
 def pipeline_view(world: World) -> View:
     """Return the place of each micro-batch. Sections: workers, steps, lanes, ops, remarks (sentences).
 
     `steps`: the latest steps, of the latest `run` that counts them. The `state` is `complete` once all workers have
-    reported so; `failed` where an operation has raised, the step was aborted or a worker is lost; `interrupted` where
-    Ctrl-C has aborted it; else `running`.
+    reported so; `failed` where an operation has raised, the step was aborted or a worker was lost before the others had
+    ended it; `interrupted` where Ctrl-C has aborted it; else `running`. A step that all others have ended is not listed
+    if a worker has left or was lost before it reported its own end.
     `trains`: False for evaluation. `bubble` is the measured idle share of a complete step, and `minimum` the share
     that the schedule cannot avoid. `loss` and `samples` are those of the batch. `ops`: the operations of the latest
     few steps, times in monotonic seconds, `end` None while one runs; `held`: bytes of activations that its stage
@@ -275,13 +277,23 @@ def _step_state(step: _StepRows, world: World) -> str:
     workers = {worker for part in step.parts.values() for worker in part["workers"]}
     if workers and workers <= step.parts.keys() and states == {"done"}:
         return "complete"
-    members = {world[worker]["state"] if worker in world else "lost" for worker in workers}
-    if "failed" in states or "lost" in members:
+    silent = {worker for worker in workers if not _may_report(step, worker, world)}
+    ended = all(step.parts.get(worker, {}).get("state") == "done" for worker in workers - silent)
+    was_lost = any(worker not in world or world[worker]["state"] == "lost" for worker in silent)
+    if "failed" in states or (was_lost and not ended):
         return "failed"
     if "interrupted" in states:
         return "interrupted"
-    # A worker that has left will report no end, so the result of the step can never be known: it is not listed.
-    return _UNTOLD if "left" in members else "running"
+    # The result can never be known, and one worker cannot say it for all: the step is not listed.
+    return _UNTOLD if silent else "running"
+
+
+def _may_report(step: _StepRows, worker: int, world: World) -> bool:
+    """Return whether a worker may still report its end of a step: it is there, and has not begun anew since."""
+    member = world.get(worker)
+    if member is None or member["state"] in GONE:
+        return False
+    return worker in step.parts or step.begin >= member.get("since", 0.0)
 
 
 def _step_worker_rows(row: Row, step: _StepRows) -> Iterator[tuple[str, Row]]:

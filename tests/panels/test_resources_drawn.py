@@ -198,7 +198,7 @@ def test_keys_and_clicks_choose_a_pair(show):
     body.focus()
     body.press("ArrowDown")  # from the busiest pair
     shown.page.evaluate("drawn()")
-    assert words(shown) == ["worker1 sent 1.0 kB/s", "worker1 was sent 500 kB/s"]
+    assert words(shown) == ["worker1 sent 1.0 kB/s in the last 10 s", "worker1 was sent 500 kB/s in the last 10 s"]
     body.press("ArrowLeft")
     shown.page.evaluate("drawn()")
     assert words(shown)[0].startswith("worker1 → notebook: 2.0 kB/s")

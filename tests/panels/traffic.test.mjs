@@ -43,7 +43,8 @@ test("squares have numbers where there is room, and any number of members fits",
 });
 
 test("a pair is told in words", () => {
-  assert.match(pairPhrases(flows, "0", "1", names).join(), /^w0 → w1: 10 B\/s in the last second, 20 B\/s .* 30 B since .*one host$/);
+  assert.match(pairPhrases(flows, "0", "1", names).join(), /^w0 → w1: 10 B\/s in the last second, 20 B\/s in the last 10 s, 30 B since .*one host$/);
+  assert.match(pairPhrases({ 0: { ...flows[0], seconds: 3 } }, "0", "1", names).join(), /20 B\/s in the last 3 s/);
   assert.match(pairPhrases(flows, "1", "0", names).join(), /100 B of it \(25 %\) through shared memory.*w1 has not answered/);
   assert.match(pairPhrases({ ...flows, 0: { ...flows[0], host: "k" } }, "1", "0", names).join(), /between two hosts/);
   assert.match(pairPhrases(flows, "2", "0", names).join(), /w2 has not reported yet/);

@@ -190,7 +190,7 @@ def test_views_as_text():
     )
     lines = summarize_view(traffic_view(polled.with_tables())).splitlines()
     assert lines == [
-        "3 members, 4.0 MB/s in the last 10 s, 24.0 MB in all",
+        "3 members, 4.0 MB/s in the last 6 s, 24.0 MB in all",
         "  w1 → w0: 2.0 MB/s, 12.0 MB in all", "  w2 → w0: 2.0 MB/s, 12.0 MB in all",
     ]  # fmt: skip
     polled.run(4, rate=0)

@@ -74,7 +74,7 @@ def states(world: dict[int, dict[str, object]]) -> set[str]:
     return {row["state"] for row in messages_view(world)["messages"].values() if row["kind"] == "Call"}
 
 
-def test_what_a_killed_worker_told_stays_and_what_it_lost_stays_lost() -> None:
+def test_what_a_killed_worker_told_stays_and_what_it_did_not_tell_stays_untold() -> None:
     with rpcbench.Cluster(2) as cluster:
         collector = current_collector()
         stop = collector.subscribe(lambda: None, MESSAGES)
@@ -91,8 +91,8 @@ def test_what_a_killed_worker_told_stays_and_what_it_lost_stays_lost() -> None:
         os.kill(cluster.pid("worker2"), signal.SIGKILL)
         with pytest.raises(rpcbench.WorkerLostError):
             lost.wait()
-        until(lambda: keys(collector.world(), "lost"))
-        gone = keys(collector.world(), "lost")
+        until(lambda: keys(collector.world(), "untold"))
+        gone = keys(collector.world(), "untold")
         cluster.restart("worker2")
         until(lambda: collector.world().get(2, {}).get("incarnation") == 1)
         assert rpc_sync("worker2", abs, (-1,)) == 1
@@ -101,7 +101,7 @@ def test_what_a_killed_worker_told_stays_and_what_it_lost_stays_lost() -> None:
         stop()
     assert len(before) == 5 and {row["state"] for row in before.values()} == {"complete"}
     assert pipeline_view(after)["steps"] == before
-    assert received <= keys(after, "received") and gone <= keys(after, "lost") and not keys(after, "under way")
+    assert received <= keys(after, "received") and gone <= keys(after, "untold") and not keys(after, "under way")
 
 
 def reduce_often() -> None:

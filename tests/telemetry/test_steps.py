@@ -84,10 +84,28 @@ def test_a_step_is_complete_once_all_who_take_part_have_said_so(ops, parts, stat
     assert (found["bubble"] is not None) == (state == "complete")
 
 
-def test_who_is_gone_ends_a_step_that_was_not_complete():
+def test_a_step_fails_with_a_worker_that_was_lost_before_the_others_had_ended_it():
     gone = ("up", "up", "lost", "up")
-    assert step(OPS, [DONE[0], part(2)], states=gone)["state"] == "failed"
+    assert step(OPS, [part(1), part(2)], states=gone)["state"] == "failed"
+    assert step(OPS, [part(1), DONE[1]], states=gone)["state"] == "failed"
     assert step(OPS, DONE, states=gone)["state"] == "complete"
+
+
+@pytest.mark.parametrize("parts", [[DONE[0], part(2)], [DONE[0]]], ids=["it began", "nothing of it is known"])
+def test_a_step_that_all_others_have_ended_has_not_failed_with_a_worker_that_was_lost_later(parts):
+    """Its last report was lost with it, so nobody can tell; the step before is then the last one listed."""
+    earlier = [op(1, "0F0", 1.0, 2.0, step=0), op(2, "1F0", 2.0, 3.0, step=0)]
+    known = [part(1, "done", "0F0", step=0), part(2, "done", "1F0", step=0), *parts]
+    view = pipeline_view(world([*earlier, *OPS], known, states=("up", "up", "lost", "up")))
+    assert [(row["step"], row["state"]) for row in view["steps"].values()] == [(0, "complete")]
+
+
+def test_a_step_of_before_a_restart_does_not_run_for_ever():
+    found = world(OPS, [DONE[0]])
+    found[2]["since"] = 20.0
+    assert pipeline_view(found)["steps"] == {}
+    found[2]["since"] = 9.0
+    assert pipeline_view(found)["steps"]["1"]["state"] == "running"
 
 
 def test_who_has_not_been_heard_for_a_while_may_still_end_a_step():

@@ -305,7 +305,7 @@ def test_times_of_another_host_are_put_on_our_clock() -> None:
     ("change", "state"),
     [
         ({}, "under way"),
-        ({"state": "lost"}, "lost"),
+        ({"state": "lost"}, "untold"),
         ({"state": "suspect"}, "under way"),
         ({"state": "left"}, "untold"),
         ({"missed": 2}, "untold"),
@@ -317,6 +317,12 @@ def test_what_has_not_come_is_under_way_or_lost_with_its_end(change: dict[str, A
     made = picture((0, half("sent", 1, 5, 1.0)))
     made[1] |= change
     assert [row["state"] for row in messages_view(made)["messages"].values()] == [state]
+
+
+def test_what_a_lost_member_has_sent_and_nobody_has_received_is_lost() -> None:
+    made = picture((0, half("sent", 1, 5, 1.0)))
+    made[0]["state"] = "lost"
+    assert [row["state"] for row in messages_view(made)["messages"].values()] == ["lost"]
 
 
 @pytest.mark.parametrize(("kind", "state"), [("Call", "lost"), ("UserDelete", "untold"), ("Notice", "untold")])
