@@ -23,6 +23,7 @@ from rpcbench.base.errors import CallCancelled, is_worker_loss
 from rpcbench.base.ids import Counter, Row, Table
 from rpcbench.base.sources import ipython_shell
 from rpcbench.runtime.locked_node import is_main_thread
+from rpcbench.runtime.publisher import Health
 from rpcbench.wire.messages import Origin
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class CellLog:
         shell = ipython_shell()
         if shell is not None and agent.id == 0:
             _NOTEBOOKS.add(self)
+            agent.part(Health).cells.append(lambda: int(self._here is not None))
             agent.hooks.on_end.append(partial(_NOTEBOOKS.discard, self))
             for event, called in (("pre_run_cell", self._begin_here), ("post_run_cell", self._end_here)):
                 shell.events.register(event, called)

@@ -38,6 +38,17 @@ def test_each_cell_is_listed_once_where_it_ran(kernel):
     assert last[:2] == ("listed(7)", [["notebook", "runs", ""]])
 
 
+def test_the_notebook_says_of_itself_that_it_runs_a_cell(kernel):
+    """And is idle once the cell has ended."""
+    kernel.run(HERE + "from rpcbench.runtime.publisher import Health\nhealth = current_agent().part(Health)")
+    assert value(kernel, "health.count_cells()") == 1
+    look = "lambda result: seen.append(health.count_cells())"
+    kernel.run(f"seen, shell = [], get_ipython()\nshell.events.register('post_run_cell', {look})")
+    kernel.run("%%remote worker1\nx = 1")
+    assert value(kernel, "seen[-1]") == 0
+    kernel.run("shell.events.callbacks['post_run_cell'].pop()")
+
+
 def test_of_two_clusters_a_cell_is_listed_in_its_own_alone(kernel):
     assert kernel.run("main = cluster\n%cluster start 1 --name other").status == "ok"
     kernel.run("%%remote all\nx = 5")
