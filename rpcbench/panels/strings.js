@@ -244,7 +244,7 @@ const STRINGS = {
       `${all}. ${step === null ? "" : `Step ${step}, `}context ${context}, ${isEnded ? "released" : "open"}, on ` +
       `${plural(members.length, "worker")}: ${recvs} of ${sends} messages received, ${back} gradients back, ${gradients} held.`,
     rest: (isEnded, isBackward, isKnown, step) =>
-      !isKnown ? "Operations are known of contexts that begin while a panel is open."
+      !isKnown ? "Its operations are not known: no panel was open when it began, or its workers did not report them."
       : isBackward || isEnded || step !== null ? "Point at a block or an arrow, or use the arrow keys, for details."
       : "Point at a block or an arrow for details. The operations of the loss appear when backward begins.",
   },

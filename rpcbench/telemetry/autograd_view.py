@@ -68,7 +68,10 @@ def autograd_view(world: World) -> View:
     pairs = {pair: (sent[pair], received[pair]) for pair in sent.keys() | received.keys()}
     links = {f"{key}/{a}>{b}": _link_row(contexts[key], a, b, *halves, world) for (key, a, b), halves in pairs.items()}
     for link in links.values():
-        contexts[link["context"]]["open"] += link["open"] if link["state"] == "open" else 0
+        context = contexts[link["context"]]
+        context["sends"] += link["sent"]  # not those of the rows: a worker that is gone has sent what others received
+        context["recvs"] += link["received"]
+        context["open"] += link["open"] if link["state"] == "open" else 0
     workers = worker_rows(world, {end for _, *ends in pairs for end in ends})
     latest = sorted(contexts, key=lambda key: float(contexts[key]["made"] or 0))[-CONTEXTS_DRAWN:]
     drawn = {pair: row for pair, row in graphs.items() if pair[1] in latest and row["made"] is not None}
@@ -89,8 +92,6 @@ def _new_context_row(key: str) -> Row:
 
 def _add_to_totals(context: Row, row: Row) -> None:
     context["workers"] += 1
-    context["sends"] += len(row["sends"])
-    context["recvs"] += len(row["recvs"])
     context["gradients"] += row["gradients"]
     context["passes"] = max(context["passes"], len(row["passes"]))
 

@@ -216,6 +216,12 @@ def test_a_released_context_keeps_its_last_numbers_and_nothing_is_in_flight():
     assert "released" in summarize_view(view)
 
 
+def test_no_more_messages_are_received_than_were_sent_where_the_sender_is_gone():
+    _, there = halves()
+    (row,) = autograd_view(world({}, there))["contexts"].values()
+    assert (row["sends"], row["recvs"]) == (1, 1)
+
+
 def test_a_context_is_open_until_its_maker_has_released_it():
     here, there = halves(ended=9.0)
     both = {"contexts": {"5": context(sends=[{"message": 1, "to": 1}])}, **here}
