@@ -80,7 +80,7 @@ export const ALL = 'all';
 
 /** A request with one reply. `target` is a worker, `ALL`, or for `scale` the new number of workers as text. */
 export type KernelRequest =
-  | { do: 'start'; size: number }
+  | { do: 'start'; size: number; name?: string }
   | { do: 'act'; of: string; action: ClusterAction; target: string }
   | { do: 'use'; of: string }
   | ModeEnd

@@ -66,7 +66,9 @@ export class TabNote extends ReactWidget {
     const size = session?.lastSize ?? FIRST_SIZE;
     const waits = session?.phase === 'absent' && session.runsCell;
     const other = this._tab.isGone ? current(session?.state ?? null)?.name : undefined;
-    const start = () => void session?.perform({ do: 'start', size }, STRINGS.start.doing(size));
+    // Under the name that the tab's cluster had, so that the tab shows it.
+    const named = this._tab.cluster ? { name: this._tab.cluster } : {};
+    const start = () => void session?.perform({ do: 'start', size, ...named }, STRINGS.start.doing(size));
     return (
       <>
         {this._mayStart && (

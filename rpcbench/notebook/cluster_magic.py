@@ -244,10 +244,13 @@ class Commands:
         return "\n".join(lines) or NONE_RUNS
 
     def _use(self, name: str | None) -> str:
+        return f"{name}: {self._make_current(self._find_named(name, 'use'))}"
+
+    def _find_named(self, name: str | None, action: str) -> BaseCluster:
         self._adopt_current()
         if name not in self.named:
-            raise UsageError(f"say which: %cluster use NAME; there are {', '.join(self.named) or 'none'}")
-        return f"{name}: {self._make_current(self.named[name])}"
+            raise UsageError(f"say which: %cluster {action} NAME; there are {', '.join(self.named) or 'none'}")
+        return self.named[name]
 
     def _status(self, as_json: bool) -> Any:
         found = running()
@@ -302,8 +305,8 @@ class Commands:
         names = self._targets.save_group(name, workers, cluster().workers)
         return f"{name}: {', '.join(names)}. %%remote {name} runs a cell there."
 
-    def _stop(self) -> str:
-        found = running()
+    def _stop(self, name: str | None) -> str:
+        found = running() if name is None else self._find_named(name, "stop")
         if found is None:
             return "No cluster runs."
         found.shutdown()
@@ -311,10 +314,14 @@ class Commands:
 
     def cluster_stopped(self, found: BaseCluster) -> str:
         """Report that a cluster was stopped, and make another one that runs the current one."""
+        names = {id(one): f"{name}: " for name, one in self.named.items()}
         self._adopt_current()
         left = running()
-        farewell = found.farewell
-        return farewell if left is None else f"{farewell} The current one is now: {self._make_current(left)}"
+        if left is None:
+            return found.farewell
+        names |= {id(one): f"{name}: " for name, one in self.named.items()}
+        told = f"{names.get(id(found), '')}{found.farewell}"
+        return f"{told} The current cluster is {names[id(left)]}{self._make_current(left)}"
 
     def stop_started_clusters(self) -> None:
         """Stop the clusters that were started here, and leave those that were joined."""

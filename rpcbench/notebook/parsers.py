@@ -131,7 +131,8 @@ def cluster_line() -> MagicParser:
     group = line.add_action("group", "save a name for some workers: %cluster group rest [1:]; or list these names")
     group.add_argument("name", metavar="GROUP", nargs="?")
     group.add_argument("workers", metavar=WORKER, nargs="*")
-    line.add_action("stop", "end all workers")
+    stop = line.add_action("stop", "end all workers; of another cluster: %cluster stop other")
+    stop.add_argument("name", metavar=CLUSTER, nargs="?")
     return line
 
 

@@ -234,7 +234,8 @@ class Sidebar:
         match request:
             case {"do": "start", "size": int(size)} if size > 0:
                 with self._show_progress(f"Starting {count_noun(size, 'worker')}") as report_progress:
-                    return self._commands.start_cluster(size, voice=StartReports(report_progress, warn, warn))
+                    voice = StartReports(report_progress, warn, warn)
+                    return self._commands.start_cluster(size, name=request.get("name"), voice=voice)
             case {"do": "use", "of": str(name)}:
                 return str(self._commands.run_action("use", [name]))
             case {"do": "end", "mode": str(mode), "of": str(name)}:

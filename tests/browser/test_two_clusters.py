@@ -85,3 +85,22 @@ def _say_that_their_cluster_has_ended(notebook):
     note.get_by_role("button", name="Show b").click()
     page.locator(".rbx-tab:not(.lm-mod-hidden) .rb-opener", has_text="worker2").wait_for()
     note.wait_for(state="hidden")
+
+
+def test_a_tab_starts_the_cluster_again_under_its_name(show):
+    start = "%load_ext rpcbench\n%cluster start 1 --name beta"
+    notebook = show([start, "%cluster stop"], "named.ipynb", width=1500, height=900)
+    page = notebook.page
+    notebook.run_to_end(start)
+    page.get_by_role("button", name="rpcbench: 1 worker").wait_for()
+    do(page, "rpcbench:sidebar")
+    page.get_by_role("region", name="rpcbench: workers").get_by_role("button", name="workers", exact=True).click()
+    tab = page.locator(".rbx-tab")
+    tab.locator(".rb-workers.rb-drawn").wait_for()
+    notebook.activate()
+    notebook.run_to_end("%cluster stop")
+    tab.get_by_role("button", name="Start 1 worker").click()
+    tab.locator(".rbx-note").wait_for(state="hidden")
+    notebook.activate()
+    found = notebook.value("[*running()]", after="from rpcbench.launch.base_cluster import running_clusters as running")
+    assert found == ["beta"]

@@ -211,10 +211,13 @@ def test_clusters_stand_side_by_side_and_one_is_the_current(kernel):
     assert kernel.value("__import__('rpcbench').cluster() is cluster, len(cluster.workers)") == "(True, 2)"
     assert "1 worker: worker1." in kernel.run("%cluster start 1 --name other").text, "twice is harmless"
     assert kernel.run("%cluster stop").text == (
-        "The cluster is stopped. The current one is now: 2 workers: worker1, worker2.\n"
+        "other: The cluster is stopped. The current cluster is main: 2 workers: worker1, worker2.\n"
     )
     assert kernel.run("%cluster list").text == "* main: 2 workers: worker1, worker2.\n"
     assert "there are main" in kernel.run("%cluster use other").text
+    assert "there are main" in kernel.run("%cluster stop other").text
+    kernel.run("%cluster start 1 --name other\n%cluster use main")
+    assert "other: The cluster is stopped. The current cluster is main: " in kernel.run("%cluster stop other").text
     assert "what to call it" in kernel.run("%cluster start 2 --name").text
 
 

@@ -191,8 +191,11 @@ def test_a_cluster_is_started_used_and_stopped_beside_another(kernel, page):
     page.close(tab)
     refused = page.hears(page.open(do="panel", name="workers", of="gone"), kind="comm_close")
     assert refused["error"] == "no cluster gone runs"
-    assert page.acts("stop", "all", of="other")["text"].startswith("The cluster is stopped.")
+    assert page.acts("stop", "all", of="other")["text"].startswith("other: The cluster is stopped. The current")
     page.hears(watch, lambda seen: [one["name"] for one in seen["clusters"]] == ["main"])
+    assert "1 worker: worker1." in page.asks(do="start", size=1, name="other")["text"]
+    page.hears(watch, lambda seen: [one["name"] for one in seen["clusters"]] == ["main", "other"])
+    page.acts("stop", "all", of="other")
     page.close(watch)
     assert kernel.value("cluster.workers") == "['worker1', 'worker2']"
 
