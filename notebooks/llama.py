@@ -8,9 +8,10 @@ cuts its layers by tensor parallel along "tp", if the mesh has it, and shards pa
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -197,13 +198,24 @@ def cut_layers(model: Llama, mesh: DeviceMesh) -> None:
 FEW, MANY = 3, 6  # layers that are played: enough that the fullest moment is where it is with all layers
 
 
-def estimate(sizes: Sizes, mesh: Mapping[str, int], **options: Any) -> tuple[float, float]:
-    """Return the bytes at the peak, and the seconds of a step, of all layers: on the line through two small models."""
-    worlds = (
-        rpcbench.simulate(partial(make_step, sizes._replace(layers=layers), **options), mesh, ranks=[0])
-        for layers in (FEW, MANY)
+def estimate(
+    sizes: Sizes, mesh: Mapping[str, int], rows: int = 1, length: int = 8192, recompute: bool = False
+) -> tuple[float, float]:
+    """Return the bytes at the peak, and the seconds of a step, of all layers: on the line through two small models.
+
+    A process plays each layout once, and keeps the result.
+    """
+    few, many = (
+        play(sizes._replace(layers=layers), tuple(mesh.items()), rows, length, recompute) for layers in (FEW, MANY)
     )
-    few, many = ((world.peak_bytes, world.step_seconds) for world in worlds)
     more = (sizes.layers - FEW) / (MANY - FEW)
     size, seconds = (one + more * (other - one) for one, other in zip(few, many, strict=True))
     return size, seconds
+
+
+@functools.cache
+def play(sizes: Sizes, mesh: tuple[tuple[str, int], ...], rows: int, length: int, recompute: bool) -> tuple[int, float]:
+    """The bytes at the peak, and the seconds of a step, of rank 0."""
+    program = partial(make_step, sizes, rows=rows, length=length, recompute=recompute)
+    world = rpcbench.simulate(program, dict(mesh), ranks=[0])
+    return world.peak_bytes, world.step_seconds

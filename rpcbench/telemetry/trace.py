@@ -217,16 +217,21 @@ class CollectiveTimeline:
 
     @property
     def summary(self) -> str:
-        """Text: the number of collectives, the members that kept others waiting, and those missing in running ones."""
+        """Text: the number of collectives, those under way and who is missing, the members that kept others waiting."""
         count = count_noun(len(self.rows), "collective")
         lines = [f"{count} in {self.seconds * 1e3:.1f} ms" if self.rows else "no collective was recorded"]
+        lines += self.describe_unfinished()
         whole = sum(row["last"] is not None for row in self.rows.values())
+        hangs = any(row["state"] == "open" and row["missing"] for row in self.rows.values())
+        when = "before that, " if hangs else ""  # perhaps in an earlier job: it says nothing of the one that is missing
         for one in self.stragglers[:_NAMED]:
             waited = f"{one.seconds:.1f} s" if one.seconds >= 1 else f"{one.seconds * 1e3:.1f} ms"
-            lines.append(f"{self.names[one.worker]} kept the others waiting {waited} in {one.collectives} of {whole}")
+            lines.append(
+                f"{when}{self.names[one.worker]} kept the others waiting {waited} in {one.collectives} of {whole}"
+            )
         if unknown := sum(not row["end_known"] for row in self.rows.values()):
             lines.append(f"{unknown} of {len(self.rows)} have no known end: nobody watched, or the recorder keeps none")
-        return "\n".join([*lines, *self.describe_unfinished()])
+        return "\n".join(lines)
 
     def describe_unfinished(self) -> Iterator[str]:
         for row in [row for row in self.rows.values() if row["state"] == "open"][-_NAMED:]:

@@ -85,6 +85,18 @@ def test_who_cost_most_is_named_first() -> None:
     ]
 
 
+def test_the_one_that_is_missing_now_is_named_before_those_that_came_late_before() -> None:
+    at = three()
+    meet(at, 4, {1: 20.0, 2: 20.1}, None)
+    count, runs, where, *late = CollectiveTimeline.from_world(at).summary.splitlines()
+    assert count.startswith("4 collectives in") and where == "    worker3 is in no collective"
+    assert runs == "all_reduce(SUM) #4 of world is under way; worker3 not there yet"
+    assert late == [
+        "before that, worker2 kept the others waiting 1.5 s in 2 of 3",
+        "before that, worker1 kept the others waiting 200.0 ms in 1 of 3",
+    ]
+
+
 def test_clocks_of_other_hosts_are_put_right_before_anybody_is_blamed() -> None:
     at = world(2)
     meet(at, 1, {1: 10.0, 2: 10.5}, 10.6)

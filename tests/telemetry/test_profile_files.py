@@ -66,6 +66,43 @@ def test_where_no_operator_is_longer_that_is_said(tmp_path: Path) -> None:
     assert "No operator takes longer there: look at Python" in opened(tmp_path, traces).explain()
 
 
+def uneven_job(batches: int, scale: float) -> list[dict[str, Any]]:
+    """The second of two ranks has so many batches, the other one has one, and waits in an all_reduce for it."""
+    traces = []
+    for rank in range(2):
+        own = [slice_event("PyTorch Profiler (0)", "Trace", 0, 9500, 0)]
+        for n in range(batches if rank else 1):
+            for name, begin, seconds in (("mm", 10, 200), ("add", 220, 180), ("relu", 420, 160)):
+                at = 600 * n + begin
+                own.append(slice_event(f"aten::{name}", "cpu_op", at, at + scale * seconds, 1))
+        came, about = 6100 if rank else 700, {"Input Dims": [[1000]], "Input type": ["float"]}
+        own.append(slice_event("c10d::allreduce_", "cpu_op", came, 7000, 1))
+        own.append(slice_event("gloo:all_reduce", "user_annotation", came, 8000, 2, **about))
+        traces.append(trace_of(rank, 2, own))
+    return traces
+
+
+def test_a_rank_that_runs_more_operators_is_not_sent_to_its_data_loader(tmp_path: Path) -> None:
+    waits, cause = opened(tmp_path, uneven_job(batches=4, scale=1)).explain().splitlines()
+    assert waits.startswith("rank 1 kept the others waiting 5.40 ms")
+    assert "mm takes 600 µs longer there than on the others (4 calls, 1 elsewhere)" in cause
+    (other := tmp_path / "small").mkdir()
+    cause = opened(other, uneven_job(batches=9, scale=0.3)).explain().splitlines()[1]
+    assert cause.strip() == (
+        "It runs more operators, 27 calls against 3 elsewhere, and is busy in them for 1.46 ms against 162 µs. "
+        "The longest of the difference: aten::mm (9 calls, 1 elsewhere), aten::add (9 calls, 1 elsewhere), "
+        "aten::relu (9 calls, 1 elsewhere)."
+    )
+
+
+def test_more_operators_that_take_no_longer_are_told_beside_other_causes(tmp_path: Path) -> None:
+    cause = opened(tmp_path, uneven_job(batches=2, scale=0.1)).explain().splitlines()[1]
+    told = (
+        "It runs more operators, 6 calls against 3 elsewhere, but they take no longer: look at Python, data loading"
+    )
+    assert cause.strip().startswith(told)
+
+
 def test_all_ranks_are_on_one_trace_that_perfetto_shows(tmp_path: Path) -> None:
     saved = opened(tmp_path, gpu_job(size=3)).save(tmp_path / "all.json")
     events = json.loads(saved.read_text())["traceEvents"]
