@@ -77,10 +77,10 @@ def _describe_straggler(one: Straggler, member: str, whole: int, members: Member
         name, more = shorten_words(each.name, NAME_LENGTH), format_seconds(each.longer)
         yield f"    {name}{on} takes {more} longer there than on the others ({_compare_calls(each)})"
     if not longer:
-        yield f"    {_describe_sums(excess, [*_sum_up(member, members)], least)}"
+        yield f"    {_describe_totals(excess, [*_total_operators(member, members)], least)}"
 
 
-class Sums(NamedTuple):
+class OperatorTotals(NamedTuple):
     """All operators of a member beside the mean of the others, without collectives."""
 
     device: str
@@ -98,22 +98,22 @@ class Sums(NamedTuple):
         return self.calls > _MANY * self.calls_elsewhere
 
 
-def _sum_up(name: str, members: Members) -> Iterator[Sums]:
+def _total_operators(name: str, members: Members) -> Iterator[OperatorTotals]:
     """Yield the sums on each device, the accelerator first."""
     others = [one.sums for other, one in members.items() if other != name]
     devices = {each.device for one in members.values() for each in one.sums}
     for device in sorted(devices, key=lambda device: (device == CPU, device)):
-        elsewhere = [_sum_member(sums, device) for sums in others]
+        elsewhere = [_sum_operators(sums, device) for sums in others]
         own, calls = (sum(column) / len(others) for column in zip(*elsewhere, strict=True))
-        yield Sums(device, *_sum_member(members[name].sums, device), own, calls)
+        yield OperatorTotals(device, *_sum_operators(members[name].sums, device), own, calls)
 
 
-def _sum_member(sums: Iterable[OperatorSum], device: str) -> tuple[float, int]:
+def _sum_operators(sums: Iterable[OperatorSum], device: str) -> tuple[float, int]:
     counted = [each for each in sums if each.device == device and each.kind != COMMUNICATION]
     return sum(each.own for each in counted), sum(each.calls for each in counted)
 
 
-def _describe_sums(excess: Sequence[Excess], sums: Sequence[Sums], least: float) -> str:
+def _describe_totals(excess: Sequence[Excess], sums: Sequence[OperatorTotals], least: float) -> str:
     """Return what all operators together say, where no single one takes much longer."""
     longer = [one for one in sums if one.longer >= least]
     found = longer or [one for one in sums if one.more]
