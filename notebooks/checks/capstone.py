@@ -204,11 +204,20 @@ def each_mesh(
     answer: Callable[[Gradients, int, int, int], Any], cases: list[tuple[Gradients, tuple[int, int, int]]]
 ) -> list[Any]:
     """On a worker: what the answer returns for each mesh."""
-    return [answer(gradients, *mesh) for gradients, mesh in cases]
+    try:
+        return [answer(gradients, *mesh) for gradients, mesh in cases]
+    except ValueError as error:
+        require("Process group" not in str(error), "`dp`, `pp` and `tp` are numbers, the sizes of the mesh, and no "
+                "process groups: the only group here is that of all ranks.")  # fmt: skip
+        raise
 
 
 def _square(gradients: Gradients, cut: float = 1.0, whole: float = 1.0) -> float:
     return sum(float(each.square().sum()) / (cut if is_cut else whole) for each, is_cut in gradients)
+
+
+def _norms(gradients: Gradients, cut: float = 1.0, whole: float = 1.0) -> float:
+    return sum(float(each.norm()) / (cut if is_cut else whole) for each, is_cut in gradients)
 
 
 def _norm(dp: int, pp: int, tp: int) -> float:
@@ -229,6 +238,10 @@ def _why_other_norm(found: float, rank: int, dp: int, pp: int, tp: int) -> str:
             sum(_square(each, dp * tp, dp * tp) for each in every),
         "The norms of the ranks were added up. Squares can be added up, norms cannot.":
             sum(math.sqrt(_square(each, dp, dp * tp)) for each in every) ** 2,
+        "The norms of the gradients were added up. Squares can be added up, norms cannot.":
+            sum(_norms(each, dp, dp * tp) for each in every) ** 2,
+        "The norms of the gradients were added up, and not their squares.":
+            sum(_norms(each, math.sqrt(dp), math.sqrt(dp * tp)) for each in every) ** 2,
         "That is the square of the norm.": _norm(dp, pp, tp) ** 4,
     }  # fmt: skip
     near = [told for told, square in squares.items() if math.isclose(found, math.sqrt(square), rel_tol=1e-4)]

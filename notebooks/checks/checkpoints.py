@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -16,7 +18,9 @@ from resume import pieces as right_pieces
 from resume import total_time as right_time
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.tensor import DTensor
 
 from checks import NotYet, differ, dots_left, exercise, read, require, returned, right, shown, trying
@@ -171,7 +175,9 @@ def on_ranks(save: Callable[[Tensor, int, str], Any], load: Callable[[int, int, 
         pieces = [TABLE[slice(*bounds(rank, OLD, ROWS))].clone() for rank in range(OLD)]
         run_on_ranks(save_here, save, [(piece, ROWS, folder) for piece in pieces])
         _one_table(folder)
-        _loaded(run_on_ranks(load_here, load, [(ROWS, WIDTH, folder)] * NEW))
+        ran = run_on_ranks(load_here, load, [(ROWS, WIDTH, folder)] * NEW)
+        _loaded(ran)
+        _own_rows_read(ran)
     right("Three ranks have written, each its own rows, and two have read them as theirs.")
 
 
@@ -181,24 +187,46 @@ def save_here(answer: Callable[[Tensor, int, str], Any], piece: Tensor, rows: in
         answer(piece, rows, folder)
 
 
-def load_here(answer: Callable[[int, int, str], Any], rows: int, width: int, folder: str) -> tuple[str, Any]:
-    """On a worker: the type of what was loaded, and its numbers if it is a tensor of this rank alone."""
-    with _failures_told():
+def load_here(answer: Callable[[int, int, str], Any], rows: int, width: int, folder: str) -> tuple[str, Any, int]:
+    """On a worker: the type of what was loaded, its numbers if it is a tensor of this rank alone, and the rows that
+    DCP has read for it."""
+    with _failures_told(), _reads_counted() as counted:
         found = answer(rows, width, folder)
     if isinstance(found, Tensor) and not isinstance(found, DTensor):
-        return "Tensor", found
-    return type(found).__name__, None
+        return "Tensor", found, sum(counted)
+    return type(found).__name__, None, sum(counted)
+
+
+@contextlib.contextmanager
+def _reads_counted() -> Iterator[list[int]]:
+    """The rows of each piece of a tensor that DCP reads from a file."""
+    counted: list[int] = []
+    read_data = dcp.FileSystemReader.read_data
+
+    def counting(reader: dcp.FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> Any:
+        counted.extend(item.lengths[0] for item in plan.items if item.type == LoadItemType.TENSOR)
+        return read_data(reader, plan, planner)
+
+    with mock.patch.object(dcp.FileSystemReader, "read_data", counting):
+        yield counted
 
 
 @contextlib.contextmanager
 def _failures_told() -> Iterator[None]:
+    planner = logging.getLogger(DefaultSavePlanner.__module__)  # its warnings say what the error says
     try:
+        planner.disabled = True
         yield
     except CheckpointException as error:  # no `Exception`: it would end the cell
         rank, (cause, _) = min(error.failures.items())
-        text = str(cause).strip().partition("\n")[0]
+        text = str(cause).strip().partition("\n")[0].rstrip(".")
+        missing = text.partition("Missing key in checkpoint state_dict: ")[2]
+        require(not missing, f"`load` asks for a tensor by the name {missing!r}, and `save` has written none of this "
+                "name. A checkpoint knows the table by one name, for both.")  # fmt: skip
         sizes = " The global shape does not fit the pieces, of 4, 4 and 2 rows." if "volume" in text else ""
         raise NotYet(f"DCP reports of rank {rank} a {type(cause).__name__}: {text}.{sizes}") from None
+    finally:
+        planner.disabled = False
 
 
 def _one_table(folder: str) -> None:
@@ -228,7 +256,7 @@ def _one_table(folder: str) -> None:
 
 
 def _loaded(ran: Run) -> None:
-    for rank, (kind, found) in enumerate(ran.values):
+    for rank, (kind, found, _) in enumerate(ran.values):
         begin, end = bounds(rank, NEW, ROWS)
         told = f"Saved on {OLD} ranks, loaded on {NEW}: rank {rank}"
         require(kind != "NoneType", f"{told} gets None from `load`. It should return this rank's rows.{dots_left()}")
@@ -237,11 +265,18 @@ def _loaded(ran: Run) -> None:
         require(found.shape != TABLE.shape, f"{told} returns the whole table. Its own {end - begin} rows are wanted.")
         require(found.shape == (end - begin, WIDTH), f"{told} returns {list(found.shape)}; with {NEW} ranks it has "
                 f"{end - begin} rows of {WIDTH}.")  # fmt: skip
+        require(found.dtype == TABLE.dtype, f"{told} returns rows of {found.dtype}; the table is of {TABLE.dtype}.")
         same = [n for n in range(ROWS - len(found) + 1) if torch.equal(found, TABLE[n : n + len(found)])]
         require(same or torch.equal(found, TABLE[begin:end]), f"{told} returns rows with other numbers than those that "
                 "were saved. `dcp.load` fills the tensors that it is given.")  # fmt: skip
         require(same[:1] == [begin], f"{told} returns the rows from {same[0] if same else None}; its own begin with "
                 f"{begin}.")  # fmt: skip
+
+
+def _own_rows_read(ran: Run) -> None:
+    for rank, (_, found, count) in enumerate(ran.values):
+        require(count <= len(found), f"The right rows; but for the {len(found)} rows of rank {rank} DCP has read "
+                f"{count} from the files. Of a large table no rank has room for all rows.")  # fmt: skip
 
 
 # -- how often

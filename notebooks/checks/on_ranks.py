@@ -240,7 +240,12 @@ def _why_failed(token: str, workers: Sequence[str]) -> str:
         return ""
     first = min(failures)[2]
     rank = min(rank for _, rank, failed in failures if failed == first)
-    return first.replace("RANK", f"rank {rank} of {len(workers)}", 1)
+    return _with_rank(first, rank, len(workers))
+
+
+def _with_rank(told: str, rank: int, size: int) -> str:
+    """A hint of `attempt`, which is the same on all ranks that fail alike, as the hint of one rank."""
+    return told.replace("RANK", f"rank {rank} of {size}", 1)
 
 
 # -- on workers
@@ -264,7 +269,7 @@ def attempt(token: str, program: Callable[..., Any], answer: Any, given: Sequenc
             return program(answer, *given[dist.get_rank()])
     except NotYet as hint:
         state.failed, state.at = str(hint), time.monotonic()
-        raise
+        raise NotYet(_with_rank(state.failed, dist.get_rank(), len(given))) from None  # the worker shows it, too
     finally:
         state.done = True
 

@@ -314,8 +314,9 @@ def accumulate(answer: Callable[[nn.Module, Loss, list[tuple[Tensor, Tensor]], i
         told = lengths[0] if all(each == lengths[0] for each in lengths) else " and ".join(map(str, lengths))
         case = f"{size} rank{'s' if size > 1 else ''} with micro-batches of {told} rows"
         case += ":" if loss_of is F.mse_loss else f", and {loss_of.__name__} as `loss_of`:"
+        mistakes = _wrongly_accumulated(model, loss_of, parts)
         for rank in range(size):
-            _same_gradients(models[rank], model, rank, case)
+            _same_gradients(models[rank], model, rank, case, mistakes)
             rows = seen[rank].rows
             require(sorted(rows) == sorted(lengths[rank]), f"{case} the gradients are right, after forwards of {rows} "
                     "rows. Each micro-batch goes through the model by itself: memory has room for one.")  # fmt: skip
@@ -356,8 +357,24 @@ def _accumulated(answer: Callable[..., Any], models: Sequence[nn.Module], loss_o
     return len(ranks.calls[0])
 
 
-def _same_gradients(found: nn.Module, wanted: nn.Module, rank: int, case: str) -> None:
-    for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
+def _wrongly_accumulated(model: nn.Module, loss_of: Loss, parts: Sequence[Any]) -> dict[str, list[Tensor]]:
+    """What makes other gradients of micro-batches with unequal rows, and the gradients that it makes."""
+    means = [torch.autograd.grad(loss_of(model(x), y), [*model.parameters()]) for rank in parts for x, y in rank]
+    sums = [torch.stack(of_one).sum(0) for of_one in zip(*means, strict=True)]
+    mean_of_means = (
+        "This is the mean of the micro-batches' means, in which each micro-batch counts alike, and not each row."
+    )
+    sum_of_means = "This is the sum of the micro-batches' means. `loss_of` is a mean over its own rows alone."
+    return {
+        mean_of_means: [each / len(means) for each in sums],
+        sum_of_means: [each / len(parts) for each in sums],
+    }
+
+
+def _same_gradients(
+    found: nn.Module, wanted: nn.Module, rank: int, case: str, mistakes: dict[str, list[Tensor]]
+) -> None:
+    for place, ((name, mine), theirs) in enumerate(zip(found.named_parameters(), wanted.parameters(), strict=True)):
         assert theirs.grad is not None
         require(mine.grad is not None, f"The gradient of {name} is None.{dots_left()}")
         assert mine.grad is not None
@@ -367,14 +384,18 @@ def _same_gradients(found: nn.Module, wanted: nn.Module, rank: int, case: str) -
             times = mine.grad / theirs.grad
             even = float(times.max() - times.min()) < 1e-6
             how = f"{float(times.flatten()[0]):.4g} times" if even else "not"
-            require(False, f"{case} the gradient of {name} on rank {rank} is {how} that of one process.")
+            why = [told for told, of in mistakes.items() if torch.allclose(mine.grad, of[place], atol=CLOSE)]
+            told = "".join(f" {each}" for each in why[:1])
+            require(False, f"{case} the gradient of {name} on rank {rank} is {how} that of one process.{told}")
 
 
 ENOUGH = 63 / 64 * 400e12 / 50e9
 FEW = {
     "Each rank sends 63/64 of the gradients, not all of them.": ENOUGH * 64 / 63,
     "An all-reduce has two halves, and each sends 63/64 of the gradients.": ENOUGH / 2,
-    "A gradient in bfloat16 has two bytes, and backward has 4 operations, not 2.": ENOUGH * 2,
+    "A ring through all 64 GPUs has 64 chunks, so 63/64 of the gradients pass each link twice, those between hosts, "
+    "too; 7/8 would be a ring of one GPU in each host.": ENOUGH * 7 / 8 * 64 / 63,
+    "Either a gradient counts 4 bytes, where bfloat16 has 2, or backward 2 operations, where it has 4.": ENOUGH * 2,
     "Forward is over when backward begins: 4 operations for each parameter are left, not 6.": ENOUGH * 2 / 3,
     "That is with the peak; the GPU reaches 400 TFLOP/s.": ENOUGH * 989.4 / 400,
     "That is with NVLink; between hosts the link has 50 GB/s.": ENOUGH / 9,

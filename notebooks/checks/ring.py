@@ -93,16 +93,20 @@ def all_reduce(answer: Callable[[Tensor, int, Callable[[Tensor], Tensor], Callab
         padded = count + -count % size
         asked = f"{size} ranks, tensors of shape {shape}"
 
-        def scattered(rank: int, ranks: Ranks = ranks, asked: str = asked) -> Callable[[Tensor], Tensor]:
+        def scattered(
+            rank: int, ranks: Ranks = ranks, asked: str = asked, dtype: torch.dtype = dtype
+        ) -> Callable[[Tensor], Tensor]:
             def part(vector: Tensor) -> Tensor:
-                _vector(vector, ranks.size, asked)
+                _vector(vector, ranks.size, asked, dtype)
                 return ring_reduce_scatter(vector, rank, ranks.size, ranks.shift(rank))
 
             return part
 
-        def gathered(rank: int, ranks: Ranks = ranks, asked: str = asked) -> Callable[[Tensor], Tensor]:
+        def gathered(
+            rank: int, ranks: Ranks = ranks, asked: str = asked, dtype: torch.dtype = dtype
+        ) -> Callable[[Tensor], Tensor]:
             def whole(chunk: Tensor) -> Tensor:
-                _vector(chunk, 1, asked)
+                _vector(chunk, 1, asked, dtype)
                 return ring_all_gather(chunk, rank, ranks.size, ranks.shift(rank))
 
             return whole
@@ -161,6 +165,8 @@ def _same_sum(rank: int, found: Any, wanted: Tensor, own: Tensor) -> None:
     require(found.shape == wanted.shape,
             f"{told} of shape {tuple(found.shape)}; that of `x` is wanted, {tuple(wanted.shape)}.")  # fmt: skip
     require(found.dtype == wanted.dtype, f"{told} of {found.dtype}; `x` is of {wanted.dtype}.")
+    rounded = torch.allclose(found.double(), wanted.double(), rtol=1e-6, atol=0.0)
+    require(torch.equal(found, wanted) or not rounded, f"{told}, rounded to float32 on its way: `x` is of {own.dtype}.")
     require(torch.equal(found, wanted), f"{told}; torch's `all_reduce` gives {numbers(wanted)}.")
 
 
@@ -236,9 +242,10 @@ def numbers(value: Any) -> str:
     return shown([round(each) for each in value.flatten().tolist()] if isinstance(value, Tensor) else value)
 
 
-def _vector(value: Any, parts: int, asked: str) -> None:
+def _vector(value: Any, parts: int, asked: str, dtype: torch.dtype) -> None:
     require(isinstance(value, Tensor), f"{asked}: a tensor is to be sent, not {shown(value)}.")
     require(value.dim() == 1, f"{asked}: the vector that you send has shape {tuple(value.shape)}; flatten it first.")
+    require(value.dtype == dtype, f"{asked}: the vector that you send is of {value.dtype}; `x` is of {dtype}.")
     require(len(value) % parts == 0,
             f"{asked}: `reduce_scatter` got {len(value)} numbers, which are not {parts} equal chunks.")  # fmt: skip
 

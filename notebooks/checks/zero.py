@@ -60,7 +60,21 @@ def _wrong_memory(found: float, stage: int, numbers: int, ranks: int, states: in
     short = 3 * numbers * states / (ranks if stage else 1)  # of states with one byte each
     require(not states or abs(found + short - wanted) > CLOSE, f"{case} {found:g} bytes would be right if a number of "
             "the optimizer's state had one byte. It has four, as all others.")  # fmt: skip
-    require(False, f"{case} a rank holds {differ(wanted, found, ' bytes, not ', 6)}.")
+    why = _terms_otherwise(found, stage, numbers, ranks, states)
+    require(False, f"{case} a rank holds {differ(wanted, found, ' bytes, not ', 6)}.{why}")
+
+
+def _terms_otherwise(found: float, stage: int, numbers: int, ranks: int, states: int) -> str:
+    """Which terms are counted whole where they are cut, or the other way round; empty if that is not the mistake."""
+    terms = {"parameters": (4.0, 3), "gradients": (4.0, 2), "states": (4.0 * states, 1)}
+    mistakes = []
+    for wrong in itertools.chain.from_iterable(itertools.combinations(terms, count) for count in (1, 2, 3)):
+        parts = {name: (stage >= first) != (name in wrong) for name, (_, first) in terms.items()}  # whether it is cut
+        total = sum(numbers * size / (ranks if parts[name] else 1) for name, (size, _) in terms.items())
+        if abs(found - total) < CLOSE:
+            mistakes.append([f"the {name} {'cut' if parts[name] else 'whole'}" for name in wrong])
+    fewest = [" and ".join(each) for each in mistakes if len(each) == len(mistakes[0])]
+    return f" Yours counts {' or '.join(fewest)}: look at the table's row of stage {stage}." if fewest else ""
 
 
 FLATS: list[tuple[list[tuple[str, int]], int]] = [
@@ -478,7 +492,8 @@ LONGER = 511 / 512 * (156e12 / 25e9) / 4096
 SLIPS = {
     "That is the time without communication by the one with it.": 1 / LONGER,
     "Transfers run beside the computing, so the two times are not added.": 1 + LONGER,
-    "A parameter in bfloat16 has two bytes, and the GPU computes 156 TFLOP/s, not its peak.": 2 * LONGER,
+    "Either a parameter counts four bytes, where bfloat16 has two, or the GPU counts with its peak, where it computes "
+    "156 TFLOP/s.": 2 * LONGER,
     "That is the traffic of stage 2; stage 3 gathers the parameters twice.": LONGER * 2 / 3,
     "The transfers take longer than computing, so they are not hidden.": 1.0,
 }

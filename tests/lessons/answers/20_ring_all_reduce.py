@@ -92,7 +92,7 @@
 # -     return all_gather(reduce_scatter(padded))
 # +     x.copy_(all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape))
 # +     return x
-# %%% all_reduce: wrong, by way of float32 | the sum over the ranks is
+# %%% all_reduce: wrong, by way of float32 | you send is of torch.float32; `x` is of torch.int64
 # flatten() => flatten().float()
 # (reduce_scatter(padded)) => (reduce_scatter(padded))[: len(flat)].reshape(x.shape).to(x.dtype)
 # %%% all_reduce: wrong, a view of what may be transposed | raised RuntimeError
@@ -102,7 +102,7 @@
 # => flat = x.flatten()
 # => padded = torch.cat([flat.new_zeros(-len(flat) % size), flat])
 # => return all_gather(reduce_scatter(padded))[: len(flat)].reshape(x.shape)
-# %%% all_reduce: wrong, zeros of float32 behind whole numbers | `x` is of torch.int64
+# %%% all_reduce: wrong, zeros of float32 behind whole numbers | you send is of torch.float32; `x` is of torch.int64
 # .new_zeros(-len(flat) % size), flat => , torch.zeros(-len(flat) % size)
 # %% on_ranks: right, of one's own exercises
 def ring_all_reduce(x):

@@ -139,7 +139,7 @@ def buckets(parameters, cap):
 # %% accumulate: wrong, adds up the micro-batches | is 2 times that of one process
 # -     rows = sum(len(x) for x, _ in parts)
 # (loss_of(model(x), y) * len(x) / rows) => loss_of(model(x), y)
-# %% accumulate: wrong, every micro-batch counts alike | with micro-batches of [4, 1] rows: the gradient of 0.weight
+# %% accumulate: wrong, every micro-batch counts alike | This is the mean of the micro-batches' means
 # -     rows = sum(len(x) for x, _ in parts)
 # * len(x) / rows => / len(parts)
 # %% accumulate: wrong, the sum over the ranks | on rank 0 is 2 times that of one process
@@ -183,9 +183,11 @@ def buckets(parameters, cap):
 # loss_of(model(x), y) => (model(x) - y).square().mean()
 # %% hidden: wrong, sends all | 63/64 of the gradients, not all
 # * 63 / 64 * => *
+# %% hidden: wrong, a ring of hosts | 7/8 would be a ring of one GPU in each host
+# 63 / 64 => 7 / 8
 # %% hidden: wrong, one half | An all-reduce has two halves
 # sent = 2 * 63 => sent = 63
-# %% hidden: wrong, float32 | has two bytes, and
+# %% hidden: wrong, float32 | counts 4 bytes, where bfloat16 has 2, or
 # 64 * 2 => 64 * 4
 # %% hidden: wrong, forward, too | 4 operations for each parameter are left
 # 400e12 / 4 => 400e12 / 6

@@ -1,6 +1,6 @@
 # %% memory: wrong, everything is cut from stage 1 on | bytes is what stage 3 holds
 # => return 4 * numbers * (2 + states) / (ranks if stage >= 1 else 1)
-# %% memory: wrong, each stage cuts one thing alone | Stage 2, 1200 numbers, 3 ranks, 2 states
+# %% memory: wrong, each stage cuts one thing alone | Yours counts the states whole
 # => parameters = 4 * numbers / (ranks if stage == 3 else 1)
 # => gradients = 4 * numbers / (ranks if stage == 2 else 1)
 # => return parameters + gradients + 4 * states * numbers / (ranks if stage == 1 else 1)
@@ -16,7 +16,7 @@
 # => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
 # %%% memory: wrong, knows only Adam | would be right with 2 states for each number
 # min(states, 1) => 2
-# %% memory: wrong, parameters first | Stage 1, 1200 numbers, 3 ranks, 2 states: a rank holds 12800 bytes, not 16000
+# %% memory: wrong, parameters first | Yours counts the parameters cut and the states whole or the gradients cut and the states whole
 # => cut = [ranks if stage >= first else 1 for first in (1, 2, 3)]
 # => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
 # %%% memory: wrong, on three ranks only | Stage 2, 1200 numbers, 4 ranks, 0 states: a rank holds
@@ -295,9 +295,9 @@ def zero3(layers, x, loss_gradient):
 # max(moving, computing) / computing => computing / moving
 # %% exposed: wrong, one after the other | the two times are not added
 # max(moving, computing) => (moving + computing)
-# %% exposed: wrong, float32 | has two bytes
+# %% exposed: wrong, float32 | Either a parameter counts four bytes, where bfloat16 has two
 # 512 * 2 => 512 * 4
-# %% exposed: wrong, the peak | not its peak
+# %% exposed: wrong, the peak | or the GPU counts with its peak
 # 156e12 => 312e12
 # %% exposed: wrong, two transfers | the traffic of stage 2
 # 3 * 511 => 2 * 511

@@ -168,6 +168,17 @@ def load(rows, width, folder):
 # dist.get_rank(), dist.get_world_size(), rows) => dist.get_rank(), 3, rows)
 # %% on_ranks: wrong, copies cut by hand | the files have
 # [Shard(0)] => [Replicate()]
+# -     width = piece.shape[1]
+# +     from torch.distributed.tensor import Replicate
+# +     width = piece.shape[1]
+# %% on_ranks: wrong, another name in load | asks for a tensor by the name 'rows', and `save` has written none
+# state = {"table" => state = {"rows"
+# state["table"] => state["rows"]
+# %% on_ranks: wrong, reads the whole table and cuts it | for the 5 rows of rank 0 DCP has read 10
+# as_table(torch.empty(end - begin, width), rows) => torch.empty(rows, width)
+# ["table"].to_local() => ["table"][begin:end]
+# %% on_ranks: wrong, another dtype | returns rows of torch.float64; the table is of torch.float32
+# torch.empty(end - begin, width) => torch.empty(end - begin, width, dtype=torch.double)
 # %% on_ranks: wrong, torch.save for each rank | the folder has no complete checkpoint
 # -     dcp.save({"table": as_table(piece, rows)}, checkpoint_id=folder)
 # +     torch.save(piece, f"{folder}/{dist.get_rank()}.pt")

@@ -101,6 +101,17 @@
 # +     square.sqrt_()
 # +     dist.all_reduce(square)
 # square.sqrt().item() => square.item()
+# %% on_ranks: wrong, adds up the norms of gradients | The norms of the gradients were added up. Squares can be
+# gradient.square().sum() / copies => gradient.norm() / copies
+# square.sqrt().item() => square.item()
+# %% on_ranks: wrong, adds up norms by the root of the copies | The norms of the gradients were added up, and not
+# gradient.square().sum() / copies => gradient.norm() / copies**0.5
+# square.sqrt().item() => square.item()
+# %% on_ranks: wrong, takes sizes for groups | are numbers, the sizes of the mesh, and no process groups
+# -     dist.all_reduce(square)
+# +     dist.all_reduce(square, group=tp)
+# %% on_ranks: right, a tensor
+# return square.sqrt().item() => return square.sqrt()
 # %% on_ranks: wrong, forgets the root | That is the square of the norm
 # square.sqrt().item() => square.item()
 # %% on_ranks: wrong, this rank alone | Only what this rank has is counted
