@@ -16,7 +16,7 @@
 # => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + min(states, 1) / cut[2])
 # %%% memory: wrong, knows only Adam | would be right with 2 states for each number
 # min(states, 1) => 2
-# %% memory: wrong, parameters first | Yours counts the parameters cut and the states whole or the gradients cut and the states whole
+# %% memory: wrong, parameters first | the parameters cut and the states whole or the gradients cut and
 # => cut = [ranks if stage >= first else 1 for first in (1, 2, 3)]
 # => return 4 * numbers * (1 / cut[0] + 1 / cut[1] + states / cut[2])
 # %%% memory: wrong, on three ranks only | Stage 2, 1200 numbers, 4 ranks, 0 states: a rank holds
