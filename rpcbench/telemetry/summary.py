@@ -74,7 +74,7 @@ def _context_line(row: Row, left: int) -> str:
     backward = f", backward runs ({left} gradients to come)" if row["passes"] else ""
     state = "" if row["ended"] is None else ", released"
     name = f"context {row['context']}" if row["step"] is None else f"step {row['step']} (context {row['context']})"
-    return f"  {name} on {count_noun(row['workers'], 'worker')}: {counts}{backward}{state}"
+    return f"  {name} on {count_noun(row['workers'], 'member')}: {counts}{backward}{state}"
 
 
 def _summarize_steps(view: View) -> tuple[str, list[str]]:

@@ -336,7 +336,7 @@ def test_text_of_contexts_and_steps():
     one = {"pass": "0.1", "state": "running", "needed": 8, "arrived": 3, "waiting": 2}
     at = world({"contexts": {"5": context(sends=[{"message": 1, "to": 1}], passes=[one], gradients=1)}}, {})
     assert summarize_view(autograd_view(at)).splitlines()[1] == (
-        "  context 5 on 1 worker: 1 send, 0 recvs, 1 gradient, backward runs (5 gradients to come)"
+        "  context 5 on 1 member: 1 send, 0 recvs, 1 gradient, backward runs (5 gradients to come)"
     )
     at = world({}, {"ops": {"a": op(1, "F", 0, 1.0, 1.25), "b": op(1, "B", 0, 1.75, 2.0)}})
     assert summarize_view(pipeline_view(at)).splitlines()[1] == "  step 1 (running): 2 ops in 1000.0 ms"
