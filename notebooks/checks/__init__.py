@@ -64,6 +64,12 @@ def dots_left() -> str:
     return f" {DOTS}" if any(_has_dots(tree) for tree in map(_tree_of, _answers) if tree) else ""
 
 
+def reads_attribute(answer: Any, name: str) -> bool:
+    """Whether the answer itself reads an attribute of this name, such as `weight.grad`."""
+    tree = _tree_of(answer)
+    return tree is not None and any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(tree))
+
+
 def _why_nothing(answers: Iterable[Any]) -> str:
     trees = [tree for tree in map(_tree_of, answers) if tree is not None]
     if any(map(_has_dots, trees)):

@@ -46,7 +46,7 @@ def everywhere(answer: Callable[[str, str], dict[str, Any]]) -> None:
         require(isinstance(found, dict), f"The answer should be a dict {{worker: value}}, not {shown(found)}.")
         require(set(found) == set(names), f"{told} The keys should be the workers, {names}.")
         nothing = all(each is None for each in found.values())
-        require(not nothing, f"{told} None is what a cell ends with that only assigns.")
+        require(not nothing, f"{told} {_why_none(answer, code)}")
         require(found == dict.fromkeys(names, value), told)
     with trying("The function"):
         pids = answer("import os\nmine = os.getpid()", "mine")
@@ -55,6 +55,17 @@ def everywhere(answer: Callable[[str, str], dict[str, Any]]) -> None:
     require(pids == wanted, f"A cell that finds the process number gives {wanted}, and yours gave {shown(pids)}.")
     _runs_once(lambda: answer(TALLY, "tally"))
     right("One cell, as many values as there are workers.")
+
+
+def _why_none(answer: Callable[[str, str], dict[str, Any]], code: str) -> str:
+    """Return why the answer finds None after this cell."""
+    if "#" not in code:
+        return "None is what a cell ends with that only assigns."
+    with trying("The function"):
+        again = answer("x = 5  # five", "x")
+    commented = isinstance(again, dict) and set(again.values()) == {None}
+    return ("This cell ends with a comment, and what is put behind it on the same line is part of the comment."
+            if commented else "An empty list is a value, too.")  # fmt: skip
 
 
 def _runs_once(run: Callable[[], object], what: str = "The cell", names: Sequence[str] = ()) -> None:

@@ -37,18 +37,21 @@ def gathered(answer: Callable[[Tensor, int, int, Callable[[Tensor, int], None]],
         found = ranks.run(
             lambda rank, of=given, ranks=ranks: returned(answer(of[rank], rank, ranks.size, _broadcast(ranks, rank)))
         )
+        for rank, (mine, own) in enumerate(zip(given, before, strict=True)):
+            require(torch.equal(mine, own), f"{size} ranks: `mine` of rank {rank} has changed: it was {own.tolist()}. "
+                    "A broadcast fills the tensor that it is given.")  # fmt: skip
         wanted = [each.tolist() for each in before]
         for rank, places in enumerate(found):
             told = f"{size} ranks: rank {rank} returns {_values(places)}"
             places = read(places, [Tensor], f"{told}; a list of tensors is wanted")
             require(len(places) == size, f"{told}, of length {len(places)}; each rank has one place in the list.")
-            alike = {tuple(each.shape) for each in places}
-            require(alike == {shape}, f"{told}, of shape {' and '.join(map(str, alike))}; `mine` has shape {shape}.")
-            require(_values(places) == wanted, f"{told}; the tensors of all ranks are {wanted}.")
+            shapes = {tuple(each.shape) for each in places}
+            require(shapes == {shape}, f"{told}, of shape {' and '.join(map(str, shapes))}; `mine` has shape {shape}.")
+            alike = size > 1 and len({each.data_ptr() for each in places}) == 1
+            one = " All places are one tensor, and each broadcast fills it anew." if alike else ""
+            require(_values(places) == wanted, f"{told}; the tensors of all ranks are {wanted}.{one}")
             made = {each.dtype for each in places}
             require(made == {kind}, f"{told}, of {' and '.join(sorted(map(str, made)))}; `mine` is of {kind}.")
-            require(torch.equal(given[rank], before[rank]),
-                    f"{size} ranks: `mine` of rank {rank} has changed: it was {before[rank].tolist()}.")  # fmt: skip
     right("As many broadcasts as ranks; torch's all_gather takes a better way.")
 
 
@@ -84,6 +87,8 @@ def scattered(answer: Callable[[Tensor, int, int, Callable[[list[Tensor]], list[
             wanted = total[rank * each : (rank + 1) * each]
             require(isinstance(part, Tensor), f"{told}; a tensor is wanted.")
             require(part.shape != total.shape or size == 1, f"{told}; one chunk is wanted, not {size}.")
+            require(part.dim(), f"{told}, one number without a dimension; a chunk of length {each} is wanted. The sum "
+                    "is over the ranks only, not along the chunk.")  # fmt: skip
             require(part.dtype == kind, f"{told}, of {part.dtype}; `x` is of {kind}.")
             require(torch.equal(part, wanted), f"{told}; the sum of chunk {rank} over the ranks is {_values(wanted)}.")
             require(torch.equal(given[rank], before[rank]), f"{size} ranks: `x` of rank {rank} has changed.")

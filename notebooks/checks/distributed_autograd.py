@@ -78,20 +78,29 @@ def _carried(answer: CarryBack, received: list[Tensor], computed: list[Tensor], 
         with trying("The function"):
             found = returned(answer(list(received), list(computed), list(gradients)))
     except NotYet as hint:
-        shared = "second time" in str(hint)
-        raise NotYet(f"{hint} The returned tensors share a part of the graph, and it was gone when the second pass "
-                     "came to it." if shared else str(hint)) from None  # fmt: skip
+        raise NotYet(f"{hint}{_why_raised(str(hint), gradients)}") from None
     found = read(found, [object], "The answer should be a list")
     require(len(found) == len(received), f"{len(received)} tensors were received, so the list has {len(received)} "
             f"entries, not {len(found)}.")  # fmt: skip
     return found
 
 
-class _Asked(Graph):
-    """`behind`, which refuses to be asked twice about a message."""
+def _why_raised(hint: str, gradients: Gradients) -> str:
+    """Return the sentence on the mistake behind an error of torch's; empty if none is known."""
+    unused = [gradient is None for gradient in gradients]
+    if "second time" in hint:
+        return " The returned tensors share a part of the graph, and it was gone when the second pass came to it."
+    if "implicitly created" in hint and any(unused):
+        return (" A None in `gradients` belongs to a tensor that was not needed. torch takes None for a gradient of 1, "
+                "which only a single number may go without.")  # fmt: skip
+    return " Here no gradient came at all, so nothing is left to run." if all(unused) else ""
 
-    def __init__(self, behind: Graph) -> None:
-        super().__init__(behind)
+
+class _Asked(Graph):
+    """`nearest`, which refuses to be asked twice about a message."""
+
+    def __init__(self, nearest: Graph) -> None:
+        super().__init__(nearest)
         self.questions: list[str] = []
 
     def __getitem__(self, message: str) -> list[str]:
@@ -120,7 +129,7 @@ SKIP: Graph = {"a": ["b"], "b": ["c"], "c": [], "unused": ["a", "b", "c"]}  # th
     "Begin with `known, todo = set(), list(found)`, and take messages from `todo` until it is empty.",
 )
 def discover(answer: Callable[[list[str], Graph], set[str]]) -> None:
-    """`answer(found, behind)` is all that can be reached."""
+    """`answer(found, nearest)` is all that can be reached."""
     _discovered(answer, ["a"], CHAIN, {"a", "b", "c"})
     _discovered(answer, ["a"], DIAMOND, {"a", "b", "c", "d", "e"})
     _discovered(answer, ["a", "b"], TWO_ROOTS, {"a", "b", "c", "d"})
@@ -130,9 +139,9 @@ def discover(answer: Callable[[list[str], Graph], set[str]]) -> None:
     right("A call that was not used is never found, and nothing waits for it.")
 
 
-def _discovered(answer: Any, found: list[str], behind: Graph, wanted: set[str]) -> None:
-    where = f"With found={found} and behind={behind}:"
-    sends = _tried(answer, found, _Asked(copy.deepcopy(behind)), where)
+def _discovered(answer: Any, found: list[str], nearest: Graph, wanted: set[str]) -> None:
+    where = f"With found={found} and nearest={nearest}:"
+    sends = _tried(answer, found, _Asked(copy.deepcopy(nearest)), where)
     sends = set(read(sends, {str}, "The answer should be a set of names"))
     for name in sorted(sends - wanted):
         raise NotYet(f"{where} no gradient will ever come to {name}.")
@@ -140,12 +149,12 @@ def _discovered(answer: Any, found: list[str], behind: Graph, wanted: set[str]) 
         raise NotYet(f"{where} {name} is missing; the loss depends on it.")
 
 
-def _tried(answer: Any, found: list[str], behind: Graph, where: str) -> Any:
-    mine, before = list(found), copy.deepcopy(dict(behind))
+def _tried(answer: Any, found: list[str], nearest: Graph, where: str) -> Any:
+    mine, before = list(found), copy.deepcopy(dict(nearest))
     with trying("The function"):
-        result = returned(answer(mine, behind))
+        result = returned(answer(mine, nearest))
     require(mine == found, f"{where} afterwards `found` is {mine}. It should stay as it was.")
-    require(dict(behind) == before, f"{where} afterwards `behind` is another one: {dict(behind)}.")
+    require(dict(nearest) == before, f"{where} afterwards `nearest` is another one: {dict(nearest)}.")
     return result
 
 
@@ -182,14 +191,15 @@ def step(answer: Callable[[Tensor, Any, Any], Sequence[Tensor]], weights: Sequen
 
 
 @exercise(
-    "Begin with the messages that take part, as `discover` finds them. Only these give parts to those behind them.",
+    "Begin with the messages that take part, as `discover` finds them. Only these give parts to those "
+    "nearest behind them.",
     "Begin with `counts = {message: int(message in found) for message in taking_part}`; then each message that takes "
-    "part adds one to each message behind it.",
+    "part adds one to each message nearest behind it.",
 )
 def parts(answer: Callable[[list[str], Graph], dict[str, int]]) -> None:
-    """`answer(found, behind)` is the number of gradients that add up to that of each message."""
-    _counted(answer, ["a"], CHAIN, {"a": 1, "b": 1, "c": 1})
+    """`answer(found, nearest)` is the number of gradients that add up to that of each message."""
     _counted(answer, ["a"], DIAMOND, {"a": 1, "b": 1, "c": 1, "d": 2, "e": 1})
+    _counted(answer, ["a"], CHAIN, {"a": 1, "b": 1, "c": 1})
     _counted(answer, ["a", "b"], TWO_ROOTS, {"a": 1, "b": 1, "c": 2, "d": 1})
     _counted(answer, ["a", "c"], SKIP, {"a": 1, "b": 1, "c": 2})
     _counted(answer, ["a", "b"], {"a": ["b", "c"], "b": ["c"], "c": [], "unused": ["c"]}, {"a": 1, "b": 2, "c": 2})
@@ -197,12 +207,38 @@ def parts(answer: Callable[[list[str], Graph], dict[str, int]]) -> None:
     right("A worker that waits for these, and for no more, neither stalls nor goes on too early.")
 
 
-def _counted(answer: Any, found: list[str], behind: Graph, wanted: dict[str, int]) -> None:
-    where = f"With found={found} and behind={behind}:"
-    counts = _tried(answer, found, copy.deepcopy(behind), where)
+def _counted(answer: Any, found: list[str], nearest: Graph, wanted: dict[str, int]) -> None:
+    where = f"With found={found} and nearest={nearest}:"
+    counts = _tried(answer, found, copy.deepcopy(nearest), where)
     require(isinstance(counts, dict), f"The answer should be a dict, not {shown(counts)}.")
     for name in sorted(set(counts) - set(wanted)):
         raise NotYet(f"{where} {name} does not take part, and should not be in the dict.")
     for name, count in wanted.items():
         told = f"{where} the gradient of {name} is the sum of {count}; yours gave {counts.get(name)}."
-        require(counts.get(name) == count, told)
+        require(counts.get(name) == count, told + _slip_of_parts(counts, found, nearest, wanted))
+
+
+def _slip_of_parts(counts: dict[str, int], found: list[str], nearest: Graph, wanted: dict[str, int]) -> str:
+    """Return the sentence on the mistake that leads to these numbers; empty if none is known."""
+    reached = {message: _reached(nearest[message], nearest) for message in nearest}
+    mistakes = {
+        " Yours counts messages that do not take part, too.":
+            {m: (m in found) + sum(m in others for others in nearest.values()) for m in wanted},
+        " In yours the loss itself gives no part.": {m: sum(m in nearest[other] for other in wanted) for m in wanted},
+        " Yours counts the messages nearest behind it; they come after it, and get a part from it.":
+            {m: len(nearest[m]) for m in wanted},
+        " Yours counts one part for each message.": dict.fromkeys(wanted, 1),
+        " Yours counts each way from the loss; a message sends its gradient once, when all its parts are there.":
+            {m: sum([_ways(start, m, nearest) for start in found]) for m in wanted},
+        " Yours counts messages that have it further behind them, too; only those that meet it first send it a part.":
+            {m: (m in found) + sum(m in reached[other] for other in wanted) for m in wanted},
+    }  # fmt: skip
+    return next((said for said, numbers in mistakes.items() if numbers == counts), "")
+
+
+def _reached(begin: list[str], nearest: Graph) -> set[str]:
+    return set(begin).union(*(_reached(nearest[message], nearest) for message in begin))
+
+
+def _ways(begin: str, end: str, nearest: Graph) -> int:
+    return (begin == end) + sum(_ways(message, end, nearest) for message in nearest[begin])

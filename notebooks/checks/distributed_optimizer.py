@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,20 @@ from torch import Tensor, nn
 import rpcbench
 import rpcbench.autograd as dist_autograd
 import rpcbench.rpc as rpc
-from checks import NotYet, differ, dots_left, exercise, read, require, returned, right, shown, trying
+from checks import (
+    NotYet,
+    differ,
+    dots_left,
+    exercise,
+    name_slip,
+    read,
+    reads_attribute,
+    require,
+    returned,
+    right,
+    shown,
+    trying,
+)
 from checks import hint as hint
 from checks import solution as solution
 from checks.meetings import watching
@@ -21,11 +35,14 @@ from rpcbench.optim import DistributedOptimizer
 from rpcbench.rpc import RRef
 
 Weights = Sequence[Any]
+Values = list[list[float]]
 LARGE = 1000  # numbers of a weight whose gradient should not travel
+NO_GRAD = "It reads `.grad`, which is None here: backward has put the gradients into the context."
 
 
 @exercise(
-    "The weight itself is `weight.local_value()`, `get_gradients` is a dict, and torch should record nothing.",
+    "The weight itself is `weight.local_value()`. Its gradient is in the context, not in `.grad`: `get_gradients` is a "
+    "dict. And torch should record nothing.",
     "Begin with `values = weight.local_value()` and `gradient = dist_autograd.get_gradients(context_id).get(values)`.",
 )
 def descend(answer: Callable[[Any, int, float], Any]) -> None:
@@ -33,13 +50,16 @@ def descend(answer: Callable[[Any, int, float], Any]) -> None:
     used, unused = rpc.remote("worker1", _weight, (1.0,)), rpc.remote("worker1", _weight, (5.0,))
     with dist_autograd.context() as context_id:
         dist_autograd.backward(context_id, [rpc.rpc_sync("worker1", _square_sum, (used,))])
-        with trying("On worker1 it"):
+        with _reads_no_grad(answer), trying("On worker1 it"):
             result = returned(rpc.rpc_sync("worker1", answer, (used, context_id, 0.25)))
             other = _unused(answer, unused, context_id)
         left = rpc.rpc_sync("worker1", _gradient_left, (context_id, used))
         before, after = (1.0, 2.0, 3.0), (0.5, 1.0, 1.5)
         now = tuple(used.to_here().tolist())
-        require(now != before, "The weight itself has not changed. Did the step make a new tensor?")
+        made = isinstance(result, Tensor) and tuple(result.tolist()) != before
+        reason = ("The step made a new tensor." if made else NO_GRAD if reads_attribute(answer, "grad") else
+                  "Did the step change another tensor, or find no gradient?")  # fmt: skip
+        require(now != before, f"The weight itself has not changed. {reason}")
         require(now == after, f"From {before}, with the gradient (2, 4, 6) and lr=0.25, it goes to {after}, not {now}.")
         require(not isinstance(result, RRef), "It returns the RRef. Return the parameter itself, its local value.")
         require(isinstance(result, Tensor) and tuple(result.tolist()) == after, "Return the parameter.")
@@ -52,6 +72,16 @@ def descend(answer: Callable[[Any, int, float], Any]) -> None:
     right("This is what an optimizer does on each owner.")
 
 
+@contextlib.contextmanager
+def _reads_no_grad(answer: object) -> Iterator[None]:
+    """Give the reason if the answer computes with `.grad`."""
+    try:
+        yield
+    except NotYet as hint:
+        none = "NoneType" in str(hint) and reads_attribute(answer, "grad")
+        raise NotYet(f"{hint} {NO_GRAD}" if none else str(hint)) from None
+
+
 def _unused(answer: Callable[[Any, int, float], Any], weight: Any, context_id: int) -> Any:
     try:
         return rpc.rpc_sync("worker1", answer, (weight, context_id, 0.25))
@@ -61,7 +91,7 @@ def _unused(answer: Callable[[Any, int, float], Any], weight: Any, context_id: i
 
 @exercise(
     "Which single number of each owner is enough, if you want the root of the sum of *all* squares in the end?",
-    "Begin with a function for the owner that returns the sum of squares of one gradient, a float, or 0.0. Call it "
+    "Begin with a function for the owner that returns the sum of squares of one gradient, a number, or 0.0. Call it "
     "with `rpc.rpc_async` for each weight before you wait for the first number.",
 )
 def global_norm(answer: Callable[[int, Weights], Any]) -> None:
@@ -86,13 +116,27 @@ def global_norm(answer: Callable[[int, Weights], Any]) -> None:
         found = read(found, float, "The norm should be a number")
         where += ", with another one in the context that is not asked for," if beside else ""
         told = differ(wanted, found, ", and yours gave ")
-        require(math.isclose(found, wanted, rel_tol=1e-6), f"{where} it is {told}.")
+        slip = name_slip(found, _slips_of_norm(before, owners))
+        require(math.isclose(found, wanted, rel_tol=1e-6), f"{where} it is {told}.{slip}")
         largest = max((row["bytes"] for row in seen.view["messages"].values()), default=0)
         require(largest < 6 * LARGE, f"A message of {largest} bytes has travelled: a gradient of {LARGE} numbers, "
                 "where a single number is enough.")  # fmt: skip
         require(watch.at_once, "One owner had answered before the other one was asked.")
         require(left == before, "Afterwards a gradient in the context is another one. Leave it as it is.")
     right("One number from each, one number in the end.")
+
+
+def _slips_of_norm(gradients: Sequence[Sequence[float]], owners: Sequence[str]) -> dict[str, float]:
+    """Return the results of natural mistakes."""
+    squares = [sum(value * value for value in gradient) for gradient in gradients]
+    of_owners = [sum(s for s, each in zip(squares, owners, strict=True) if each == owner) for owner in set(owners)]
+    return {
+        "Norms of weights do not add up; squares do.": sum(map(math.sqrt, squares)),
+        "Norms of owners do not add up; squares do.": sum(map(math.sqrt, of_owners)),
+        "That is the largest of the norms, and the others count, too.": math.sqrt(max(squares)),
+        "That is a sum of squares, without the root.": sum(squares),
+        "That is the norm of the weights, not of their gradients.": math.sqrt(sum(squares)) / 2,
+    }
 
 
 Save = Callable[[str, DistributedOptimizer, Weights], None]
@@ -123,13 +167,31 @@ def _restored(answer: Save, checkpoint: Save, before: Sequence[str], after: Sequ
         fresh = _everything(weights, optimizer)
         places = f"{', '.join(after[:-1])} and {after[-1]}"
         with trying(f"With weights that now live on {places}, in this order, the function"):
-            answer(directory, optimizer, list(weights))
+            given = list(weights)
+            answer(directory, optimizer, given)
     values, momentum = _everything(weights, optimizer)
     require((values, momentum) != fresh, f"Nothing has been restored.{dots_left()}")
-    require(values == saved[0], f"The weights on the workers are not those that were saved: {len(before)} of them.")
+    wrong = sum(mine != right_one for mine, right_one in zip(values, saved[0], strict=True))
+    others = len(given) != len(weights) or any(a is not b for a, b in zip(given, weights, strict=True))
+    require(not wrong, f"Of {len(before)} weights on the workers {wrong} are not those that were saved."
+            f"{_why_not_restored(answer, values, saved[0], fresh[0], others)}")  # fmt: skip
     require(momentum == saved[1], "The weights are back, but the optimizer has lost its momentum.")
     _train(weights, optimizer)
     require(_values(weights) == wanted, "The training does not go on as it would have without the break.")
+
+
+def _why_not_restored(answer: Save, values: Values, saved: Values, fresh: Values, others: bool) -> str:
+    """Return the sentence on a mistake of `restore`; empty if none is known. `others`: the list has new references."""
+    if others:
+        return " The list now has references to new weights; the optimizer keeps those that it has, and steps these."
+    if values == fresh and reads_attribute(answer, "to_here"):
+        return " None has changed: `to_here()` gives this notebook a copy, and what is done to a copy stays here."
+    if values == fresh and reads_attribute(answer, "remote"):
+        return " None has changed: new weights were made beside them, and the optimizer keeps those that it has."
+    if values == fresh:
+        return " None has changed."
+    crossed = sorted(values) == sorted(saved)
+    return " Each was put into another weight: saved weights stand in the order of the list." if crossed else ""
 
 
 @exercise(
@@ -144,8 +206,8 @@ def momentum_step(answer: Callable[..., object]) -> None:
     optimizer = torch.optim.SGD(theirs, lr=0.5, momentum=0.5)
     velocities: list[Tensor | None] = [None, None, None]
     handed: list[tuple[Tensor, Tensor]] = []  # all gradients so far, and what they were
-    steps = [  # the third weight has its first gradient in the second step
-        (0.5, [8.0, 16.0, None]), (0.25, [-8.0, None, 4.0]), (0.125, [None, 8.0, 8.0]), (0.5, [16.0, 4.0, None])
+    steps: list[Step] = [  # the third weight has its first gradient in the second step
+        (0.5, [8.0, 16.0, None]), (0.25, [-16.0, None, 4.0]), (0.125, [None, 8.0, 8.0]), (0.5, [16.0, 4.0, None])
     ]  # fmt: skip
     for number, (lr, values) in enumerate(steps, 1):
         gradients = [
@@ -167,7 +229,8 @@ def momentum_step(answer: Callable[..., object]) -> None:
         require(number > 1 or not unchanged, f"The weights have not changed.{dots_left()} Change them in place.")
         where = f"Step {number}, with lr={lr}, momentum=0.5 and the gradients {_plain(gradients)}:"
         same = all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-        require(same, f"{where} the weights {_plain(before)} become {_plain(theirs)}; yours are {_plain(ours)}.")
+        require(same, f"{where} the weights {_plain(before)} become {_plain(theirs)}; yours are {_plain(ours)}."
+                + _slip_of_momentum([each.flatten().tolist()[0] for each in ours], steps[:number]))  # fmt: skip
         kept = all(a is None or torch.equal(a, b) for a, b in zip(gradients, given, strict=True) if b is not None)
         require(kept, f"{where} afterwards the gradients are {_plain(given)}. They should stay as they were.")
         handed += [(a, b) for a, b in zip(given, gradients, strict=True) if a is not None and b is not None]
@@ -183,6 +246,37 @@ def momentum_step(answer: Callable[..., object]) -> None:
     require(same, f"After four steps the list of velocities should be {_plain(right_ones)}, and it is "
             f"{_plain(velocities)}. The owner keeps this list.")  # fmt: skip
     right("Four steps, equal to those of torch's SGD.")
+
+
+Step = tuple[float, Sequence[float | None]]
+Rule = Callable[["float | None", "float | None", float], tuple["float | None", float]]
+DAMPED = "In your velocity the gradient counts with 1 - momentum only."
+RULES: list[tuple[str, Rule]] = [  # velocity, gradient, lr -> velocity, and what is taken from the weight
+    ("The learning rate is in your velocity, so an older one goes on acting after it has changed.",
+     lambda v, g, lr: (v, 0.0) if g is None else (0.5 * (v or 0.0) + lr * g, 0.5 * (v or 0.0) + lr * g)),
+    (DAMPED, lambda v, g, lr: (v, 0.0) if g is None else (0.5 * (v or 0.0) + 0.5 * g, lr * 0.5 * ((v or 0.0) + g))),
+    (DAMPED, lambda v, g, lr: (v, 0.0) if g is None else (g, lr * g) if v is None else
+        (0.5 * v + 0.5 * g, lr * (0.5 * v + 0.5 * g))),
+    ("A weight without a gradient has moved: no gradient is not a gradient of zero.",
+     lambda v, g, lr: (0.5 * (v or 0.0) + (g or 0.0), lr * (0.5 * (v or 0.0) + (g or 0.0)))),
+    ("Yours steps with the gradient alone, as if no velocity were kept.", lambda v, g, lr: (v, lr * (g or 0.0))),
+    ("Yours steps with the velocity of the step before.",
+     lambda v, g, lr: (v, 0.0) if g is None else (0.5 * (v or g) + g, lr * (v or g))),
+]  # fmt: skip
+
+
+def _slip_of_momentum(found: Sequence[float], steps: Sequence[Step]) -> str:
+    """Return the sentence on the mistake that leads to these first numbers of the three weights, or nothing."""
+    for said, rule in RULES:
+        weights = [1.0, 4.0, 3.0]
+        velocities: list[float | None] = [None, None, None]
+        for lr, gradients in steps:
+            for place, gradient in enumerate(gradients):
+                velocities[place], taken = rule(velocities[place], gradient, lr)
+                weights[place] -= taken
+        if weights == list(found):
+            return f" {said}"
+    return ""
 
 
 def _plain(tensors: Sequence[Tensor | None]) -> list[Any]:
@@ -216,11 +310,11 @@ def _train(weights: Weights, optimizer: DistributedOptimizer) -> None:
             optimizer.step(context_id)
 
 
-def _values(weights: Weights) -> list[list[float]]:
+def _values(weights: Weights) -> Values:
     return [weight.to_here().tolist() for weight in weights]
 
 
-def _everything(weights: Weights, optimizer: DistributedOptimizer) -> tuple[list[list[float]], list[Any]]:
+def _everything(weights: Weights, optimizer: DistributedOptimizer) -> tuple[Values, list[Any]]:
     """Weights, and the optimizer's momentum."""
     state = optimizer.state_dict()["state"]
     return _values(weights), [kept["momentum_buffer"].tolist() for _, kept in sorted(state.items())]

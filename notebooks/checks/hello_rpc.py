@@ -228,12 +228,16 @@ def deposit(answer: Callable[[Any, int, float], Any]) -> None:
         (0, 30, 30, "the request with the number 0"),
         (0, 30, 30, "request 0 again, which was answered 30"),
     ):
+        before = account.now()
         with trying("The function"):
             found = answer(account, request, amount)
         if about == "a first request":  # a later None is told with its case
             returned(found)
         told = f"deposit(account, {request}, {amount}), {about}: expected {wanted}, but yours returned {shown(found)}."
-        require(found == wanted, told)
+        repeated, after = "answered" in about, account.now()
+        paid = " It was paid in once more." if repeated and after != before else ""
+        latest = " That is the balance of now." if repeated and found == after else ""
+        require(found == wanted, told + (paid or latest))
     require(account.now() == 30, f"After these requests the balance should be 30, and it is {account.now()}.")
     other = Account(0)
     with trying("The function"):

@@ -9,7 +9,7 @@ from typing import Any
 import costs
 import torch
 
-from checks import differ, exercise, read, require, returned, right, shown, trying
+from checks import NotYet, differ, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
@@ -82,8 +82,23 @@ def relay(answer: Callable[[float, int, int, float, float], float]) -> None:
         asked = f"{n:g} bytes in {k} piece{'s' * (k > 1)} over {hops} hop{'s' * (hops > 1)}"
         found = read(found, float, f"{asked}: a number of seconds is wanted")
         require(_near(found, wanted), f"{asked}, alpha = {alpha:g} s, beta = {beta:g} bytes/s: it takes "
-                f"{differ(wanted, found, ' s; you say ', 6)} s.")  # fmt: skip
+                f"{differ(wanted, found, ' s; you say ', 6)} s."
+                + name_slip(found, _slips_of_relay(n, k, hops, alpha, beta)))  # fmt: skip
     right("With one hop, pieces cost only latency; with more hops they let the hops work at once.")
+
+
+def _slips_of_relay(n: float, k: int, hops: int, alpha: float, beta: float) -> dict[str, float]:
+    """Return the results of natural mistakes."""
+    each = alpha + n / k / beta
+    return {
+        "In yours the hops never work at the same time.": k * hops * each,
+        "In yours all pieces leave at once; a hop sends one after another.": hops * each,
+        "In yours the last piece arrives one piece too late.": (k + hops) * each,
+        "In yours the last piece arrives one piece too early.": (k + hops - 2) * each,
+        "In yours each piece has all the bytes.": (k + hops - 1) * (alpha + n / beta),
+        "In yours alpha is paid once; each piece pays it, on each hop.": alpha + (k + hops - 1) * n / k / beta,
+        "beta is bytes per second: bytes are divided by it.": (k + hops - 1) * (alpha + n / k * beta),
+    }
 
 
 def _played(n: float, k: int, hops: int, alpha: float, beta: float) -> float:
@@ -120,8 +135,20 @@ def best_pieces(answer: Callable[[float, int, float, float], int]) -> None:
         best = min((max(1, ideal), ideal + 1), key=lambda k: costs.relay_time(n, k, hops, alpha, beta))
         least = costs.relay_time(n, best, hops, alpha, beta)
         told = differ(mine * 1e3, least * 1e3, f" ms; with {best} it takes ")
-        require(mine <= least * (1 + 1e-9), f"{asked}: you say {found}, which takes {told} ms.")
+        require(mine <= least * (1 + 1e-9), f"{asked}: you say {found}, which takes {told} ms."
+                + _slip_of_pieces(found, n, hops, alpha * beta))  # fmt: skip
     right("A balance of latency, which wants few pieces, and waiting, which wants many.")
+
+
+def _slip_of_pieces(found: int, n: float, hops: int, half: float) -> str:
+    """Return the sentence on a mistake that may have led to this number of pieces; empty if none is known."""
+    square = (hops - 1) * n / half
+    ideal, later = math.sqrt(square), math.sqrt(hops * n / half)
+    if found in (math.floor(ideal), math.ceil(ideal)):
+        return f" The sum is least at {ideal:.4g}; of the two numbers beside it the nearer need not be the better one."
+    if found in (math.floor(later), math.ceil(later)):
+        return " Yours would be right for one hop more."
+    return " Yours is without the root." if found in (math.floor(square), math.ceil(square)) else ""
 
 
 @exercise(
@@ -143,16 +170,49 @@ def schedule(answer: Callable[[Sequence[costs.Round], float, float], float]) -> 
         ("two messages of ranks 9 and 11", [[(9, 11, 8e6), (11, 9, 4e6)]]),
         ("a ring of 4 ranks, 6 rounds", [[(rank, (rank + 1) % 4, 2e6) for rank in range(4)]] * 6),
     ):  # fmt: skip
-        with trying("The function"):
-            given = [list(messages) for messages in rounds]
-            found = returned(answer(given, 1e-3, 1e9))
+        given = [list(messages) for messages in rounds]
+        try:
+            with trying("The function"):
+                found = returned(answer(given, 1e-3, 1e9))
+        except NotYet as hint:
+            empty = " One of these rounds has no message at all." if [] in rounds else ""
+            raise NotYet(f"{hint}{empty}") from None
         require(given == rounds, "The lists that the function was given have changed.")
         wanted = costs.schedule_time(rounds, 1e-3, 1e9)
         found = read(found, float, f"{what[0].upper()}{what[1:]}: a number of seconds is wanted")
         require(abs(found - wanted) < 1e-6 * max(wanted, 1e-3),
                 f"{what[0].upper()}{what[1:]}, alpha = 1 ms and beta = 1 byte per ns: {_told(rounds)} takes "
-                f"{differ(wanted * 1e3, found * 1e3, ' ms; you say ', 6)} ms.")  # fmt: skip
+                f"{differ(wanted * 1e3, found * 1e3, ' ms; you say ', 6)} ms."
+                + name_slip(found, _slips_of_schedule(rounds, 1e-3, 1e9)))  # fmt: skip
     right("That is the cost of any collective, once you have written down who sends what in which round.")
+
+
+def _slips_of_schedule(rounds: Sequence[costs.Round], alpha: float, beta: float) -> dict[str, float]:
+    """Return the results of natural mistakes."""
+    sums: dict[str, list[float]] = {"sends": [], "receives": [], "both": [], "once": [], "all": []}
+    for messages in rounds:
+        sends: dict[int, float] = {}
+        receives: dict[int, float] = {}
+        busy: dict[int, float] = {}
+        for sender, receiver, size in messages:
+            took = alpha + size / beta
+            sends[sender] = sends.get(sender, 0.0) + took
+            receives[receiver] = receives.get(receiver, 0.0) + took
+            for rank in (sender, receiver):
+                busy[rank] = busy.get(rank, 0.0) + took
+        for kind, times in (("sends", sends), ("receives", receives), ("both", busy)):
+            sums[kind].append(max(times.values(), default=0.0))
+        sums["all"].append(sum(alpha + size / beta for _, _, size in messages))
+        sums["once"].append(costs.schedule_time([messages], 0.0, beta) + alpha * bool(messages))
+    longest = max((costs.schedule_time([messages], alpha, beta) for messages in rounds), default=0.0)
+    return {
+        "A rank sends its messages one after another.": sum(sums["receives"]),
+        "A rank receives its messages one after another.": sum(sums["sends"]),
+        "A rank may send and receive at the same time.": sum(sums["both"]),
+        "Messages between other ranks are on their way at the same time.": sum(sums["all"]),
+        "Each message of a rank has an alpha of its own.": sum(sums["once"]),
+        "A round begins when the one before has ended.": longest,
+    }
 
 
 def _told(rounds: Sequence[costs.Round]) -> str:

@@ -87,6 +87,7 @@ def _like(found: float, rows: Rows, worker: int) -> str:
     begin, end = min(row["begin"] for row in rows), max(row["end"] for row in rows)
     mine = [row for row in rows if row["worker"] == worker]
     own, work = (sum(row["end"] - row["begin"] for row in some) for some in (mine, rows))
+    in_order = rows[-1]["end"] - rows[0]["begin"]
     seen = max(row["end"] for row in mine) - min(row["begin"] for row in mine)
     mistakes = {
         ", its idle share": 1 - own / (end - begin),
@@ -96,8 +97,14 @@ def _like(found: float, rows: Rows, worker: int) -> str:
         ", which counts the operations of all workers": work / (end - begin),
         ", as if the step began at 0": own / end,
         ", per cent": 100 * own / (end - begin),
+        ", as if the first row began the step and the last one ended it": own / (in_order or 1),
     }
     return next((words for words, number in mistakes.items() if abs(found - number) < 1e-9), "")
+
+
+def _longest(own: Rows) -> tuple[float, str, str]:
+    """The longest wait between neighbours."""
+    return max((b["begin"] - a["end"], _name(a), _name(b)) for a, b in itertools.pairwise(own))
 
 
 @exercise(
@@ -109,16 +116,19 @@ def longest_wait(answer: Callable[[Rows, int], Sequence[Any]]) -> None:
     for rows, workers in ((_MIXED, (1, 2, 3)), (_HELD, (1, 2)), (_EVEN, (1, 2))):
         for worker in workers:
             own = sorted((row for row in rows if row["worker"] == worker), key=lambda row: float(row["begin"]))
-            wanted = max((b["begin"] - a["end"], _name(a), _name(b)) for a, b in itertools.pairwise(own))
+            wanted = _longest(own)
             found = _asked(answer, rows, worker)
             found = read(found, (float, str, str), "Three values are wanted, the seconds and two names")
             same = abs(found[0] - wanted[0]) < 1e-9
             begins = max(b["begin"] - a["begin"] for a, b in itertools.pairwise(own))
+            unsorted = _longest([row for row in rows if row["worker"] == worker])
             mistake = (
                 ", the names the other way round" if same and tuple(found[:0:-1]) == wanted[1:]
                 else ", with names that are no operations of this worker"
                 if not {*found[1:]} <= {_name(row) for row in own}
                 else ", from the begin of one to the begin of the next" if abs(found[0] - begins) < 1e-9 and not same
+                else ", as if the rows stood in order of time"
+                if abs(found[0] - unsorted[0]) < 1e-9 and tuple(found[1:]) == unsorted[1:]
                 else ""
             )  # fmt: skip
             require(

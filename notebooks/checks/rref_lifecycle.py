@@ -82,7 +82,7 @@ def may_delete(answer: Callable[[bool, bool, int], object]) -> None:
     with trying("The function"):
         returned(answer(True, True, 0))
         trial = every_order(ruled(answer))
-    require(not trial.wrong, f"In {trial.states} states one was found where {trial.wrong}.")
+    require(not trial.wrong, f"The search went through {trial.states} states, and found one where {trial.wrong}.")
     for children in (1, 2, 5):
         with trying("The function"):
             many = answer(True, True, children)
@@ -103,26 +103,26 @@ def may_delete(answer: Callable[[bool, bool, int], object]) -> None:
 )
 def freed_after(answer: Callable[[list[Message]], int | None]) -> None:
     """`answer(messages)` is the number of messages after which the owner frees the value."""
-    for text, wanted in (
-        ("+a -a", 2),
-        ("+a", None),
-        ("+a +b -a -b", 4),
-        ("+a +b -b", None),
-        ("+a +b +b -a -b", 5),  # a request arrives twice
-        ("+a +b -a -a", None),  # a delete arrives twice
-        ("+a +b -b +b -a", 5),  # a request arrives again after its delete
-        ("+a +b +c -b -c +c -b -a", 8),
-        ("+a +b +c -b -c +b -a", 7),  # not the latest of those that are gone
-        ("+a -a +a -a", 2),  # second arrivals after the end
-        ("+a +a -a +a", 3),
-        ("+a +b -a +c -b +a", None),
+    for text, wanted, why in (
+        ("+a -a", 2, "The first message has the number 1."),
+        ("+a", None, "a is still a user."),
+        ("+a +b -a -b", 4, "After three messages b is still a user."),
+        ("+a +b -b", None, "a is still a user."),
+        ("+a +b +b -a -b", 5, "The request of b arrives twice, and b is one user."),
+        ("+a +b -a -a", None, "The delete of a arrives twice, and b is still a user."),
+        ("+a +b -b +b -a", 5, "The request of b arrives again after its delete, and b is gone for good."),
+        ("+a +b +c -b -c +c -b -a", 8, "What arrives again of b and of c changes nothing."),
+        ("+a +b +c -b -c +b -a", 7, "The request of b arrives again, and b is gone, though c went later."),
+        ("+a -a +a -a", 2, "What arrives after the value was freed changes nothing."),
+        ("+a +a -a +a", 3, "What arrives after the value was freed changes nothing."),
+        ("+a +b -a +c -b +a", None, "c is still a user."),
     ):
         messages = [("ForkRequest" if each[0] == "+" else "UserDelete", each[1]) for each in text.split()]
         with trying("The function"):
             found = answer(list(messages))
         require(found is not ..., EMPTY)
         told = f"For {text}, with + for ForkRequest and - for UserDelete, it is {wanted}; yours gave {shown(found)}."
-        require(found == wanted and not isinstance(found, bool), _empty(answer, told))
+        require(found == wanted and not isinstance(found, bool), _empty(answer, f"{told} {why}"))
     right("A second arrival changes nothing, however late it is.")
 
 

@@ -6,13 +6,13 @@ def carry_back(received, returned, gradients):
 
 
 # %% discover
-def discover(found, behind):
+def discover(found, nearest):
     known, todo = set(), list(found)
     while todo:
         message = todo.pop()
         if message not in known:
             known.add(message)
-            todo += behind[message]
+            todo += nearest[message]
     return known
 
 
@@ -26,15 +26,15 @@ def step(x, weight1, weight2):
 
 
 # %% parts
-def parts(found, behind):
+def parts(found, nearest):
     taking_part, todo = set(), list(found)
     while todo:
         message = todo.pop()
         if message not in taking_part:
             taking_part.add(message)
-            todo += behind[message]
+            todo += nearest[message]
     counts = {message: int(message in found) for message in taking_part}
     for message in taking_part:
-        for other in behind[message]:
+        for other in nearest[message]:
             counts[other] += 1
     return counts

@@ -15,7 +15,7 @@
 # => lasted = max(row["end"] for row in rows) - min(row["begin"] for row in rows)
 # => forwards = [row for row in rows if row["worker"] == worker and row["op"] == "F"]
 # => return sum(row["end"] - row["begin"] for row in forwards) / lasted
-# %% busy: wrong, takes the rows to be in order | is busy for 3.5 of 10 s
+# %% busy: wrong, takes the rows to be in order | as if the first row began the step
 # max(row["end"] for row in rows) - min(row["begin"] for row in rows) => rows[-1]["end"] - rows[0]["begin"]
 # %% busy: wrong, per cent | per cent. The step
 # return sum => return 100 * sum
@@ -110,5 +110,5 @@ def longest_wait(rows, worker):
 # +     own = [row for row in rows if row["worker"] == worker]
 # %%% longest_wait: wrong, takes the stage for the worker | waits longest between F1 and B0
 # rows, key => (row for row in rows if row["stage"] == worker - 1), key
-# %%% longest_wait: wrong, the rows as they stand | waits longest between
+# %%% longest_wait: wrong, the rows as they stand | as if the rows stood in order of time
 # sorted(rows, key=lambda row: row["begin"]) => [row for row in rows if row["worker"] == worker]

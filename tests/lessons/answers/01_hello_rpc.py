@@ -134,7 +134,7 @@ def patient(worker, function, seconds, default):
     return future.value() if done.wait(seconds) else default
 
 
-# %% deposit: wrong, returns the balance of now | request 1 again, which was answered 150
+# %% deposit: wrong, returns the balance of now | yours returned 200. That is the balance of now
 # return account.answers[request] => return account.balance
 # %% deposit: wrong, takes the amount for the request | another request with the same amount
 # if request => if amount
@@ -163,7 +163,7 @@ def deposit(account, request, amount):
 # =>     account.balance += amount
 # =>     account.answers[request] = account.balance
 # => return account.answers[request]
-# %%% deposit: wrong, pays in each time | request 1 again, which was answered 150
+# %%% deposit: wrong, pays in each time | It was paid in once more
 # if request not in account.answers => with account.lock
 # -     return account.answers[request]
 # +         return account.balance

@@ -22,8 +22,11 @@
 # %% everywhere: wrong, leaves out values that count as false | The keys should be the workers
 # => found = cluster.run("all", code, want=[name])[name]
 # => return {worker: value for worker, value in found.items() if value}
-# %% everywhere: wrong, puts the name behind the last line | nothing so far' x is [] on each worker
+# %% everywhere: wrong, puts the name behind the last line | is part of the comment
 # => return cluster.run("all", code + "; " + name)
+# %% everywhere: wrong, takes an empty list for none | An empty list is a value, too
+# => found = cluster.run("all", code, want=[name])[name]
+# => return {worker: value or None for worker, value in found.items()}
 # %% everywhere: right, the name on a line of its own
 # => return cluster.run("all", code + "\n" + name)
 # %% outcomes: wrong, one error for all | Each worker has an outcome of its own

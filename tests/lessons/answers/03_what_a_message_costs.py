@@ -38,21 +38,21 @@
 # => return torch.tensor(k + hops - 1) * (alpha + n / k / beta)
 # %% relay: wrong, whole bytes only | 10 bytes in 3 pieces
 # => return (k + hops - 1) * (alpha + n // k / beta)
-# %% relay: wrong, one piece after another over all hops | 6e+06 bytes in 3 pieces over 2 hops
+# %% relay: wrong, one piece after another over all hops | the hops never work at the same time
 # => return k * hops * (alpha + n / k / beta)
-# %% relay: wrong, one step too many | 1e+06 bytes in 1 piece over 1 hop
+# %% relay: wrong, one step too many | arrives one piece too late
 # => return (k + hops) * (alpha + n / k / beta)
-# %% relay: wrong, each piece has all bytes | in 4 pieces over 1 hop
+# %% relay: wrong, each piece has all bytes | each piece has all the bytes
 # => return (k + hops - 1) * (alpha + n / beta)
-# %% relay: wrong, latency once | in 4 pieces over 1 hop
+# %% relay: wrong, latency once | alpha is paid once
 # => return alpha + (k + hops - 1) * n / k / beta
-# %% relay: wrong, all pieces at once | in 4 pieces over 1 hop
+# %% relay: wrong, all pieces at once | all pieces leave at once
 # => return hops * (alpha + n / k / beta)
-# %% relay: wrong, the hops do not overlap | 6e+06 bytes in 3 pieces over 2 hops
+# %% relay: wrong, the hops do not overlap | the hops never work at the same time
 # => return hops * (k * alpha + n / beta)
-# %% relay: wrong, multiplies by beta | 1e+06 bytes in 1 piece over 1 hop
+# %% relay: wrong, multiplies by beta | bytes are divided by it
 # => return (k + hops - 1) * (alpha + n / k * beta)
-# %% relay: wrong, one hop fewer | 1e+06 bytes in 1 piece over 3 hops
+# %% relay: wrong, one hop fewer | arrives one piece too early
 # => return (k + 1 if hops > 1 else k) * (alpha + n / k / beta)
 # %% best_pieces: wrong, no piece for one hop | there is at least one
 # => ideal = math.sqrt((hops - 1) * n / (alpha * beta))
@@ -67,9 +67,9 @@
 # => return min(range(2000), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
 # %% best_pieces: wrong, tries no more than a thousand | you say 1000
 # => return min(range(1, 1001), key=lambda k: (k + hops - 1) * (alpha + n / k / beta))
-# %% best_pieces: wrong, always rounds down | with 2 it takes
+# %% best_pieces: wrong, always rounds down | the nearer need not be the better one
 # => return max(1, math.floor(math.sqrt((hops - 1) * n / (alpha * beta))))
-# %% best_pieces: wrong, rounds to the nearest | with 2 it takes
+# %% best_pieces: wrong, rounds to the nearest | the nearer need not be the better one
 # => return max(1, round(math.sqrt((hops - 1) * n / (alpha * beta))))
 # %% best_pieces: right, by numpy
 # => import numpy as np
@@ -78,15 +78,17 @@
 # => return near[np.argmin((near + hops - 1) * (alpha + n / near / beta))]
 # %% best_pieces: wrong, not whole | a whole number is wanted
 # => return max(1.0, math.sqrt((hops - 1) * n / (alpha * beta)))
-# %% best_pieces: wrong, forgets the root | with 2 it takes
+# %% best_pieces: wrong, forgets the root | Yours is without the root
 # => return max(1, math.ceil((hops - 1) * n / (alpha * beta)))
+# %% best_pieces: wrong, one hop too many | Yours would be right for one hop more
+# => return max(1, round(math.sqrt(hops * n / (alpha * beta))))
 # %% best_pieces: wrong, rounds up | over 3 hops
 # => return max(1, math.ceil(math.sqrt((hops - 1) * n / (alpha * beta))))
-# %% schedule: wrong, adds up all messages | Two messages of other ranks at once
+# %% schedule: wrong, adds up all messages | Messages between other ranks are on their way
 # => return sum(alpha + size / beta for messages in rounds for _, _, size in messages)
-# %% schedule: wrong, the longest message | Rank 0 sends to two ranks
+# %% schedule: wrong, the longest message | A rank sends its messages one after another
 # => return sum(max((alpha + size / beta for _, _, size in messages), default=0) for messages in rounds)
-# %% schedule: wrong, counts senders only | Two ranks send to rank 0
+# %% schedule: wrong, counts senders only | A rank receives its messages one after another
 # => total = 0
 # => for messages in rounds:
 # =>     busy = {}
@@ -94,10 +96,10 @@
 # =>         busy[sender] = busy.get(sender, 0) + alpha + size / beta
 # =>     total += max(busy.values(), default=0)
 # => return total
-# %%% schedule: wrong, counts receivers only | Rank 0 sends to two ranks
+# %%% schedule: wrong, counts receivers only | A rank sends its messages one after another
 # sender, _ => _, receiver
 # [sender] = busy.get(sender, 0) => [receiver] = busy.get(receiver, 0)
-# %%% schedule: wrong, a rank that sends cannot receive | Two ranks exchange
+# %%% schedule: wrong, a rank that sends cannot receive | may send and receive at the same time
 # -         for sender, _, size in messages:
 # -             busy[sender] = busy.get(sender, 0) + alpha + size / beta
 # +         for sender, receiver, size in messages:
@@ -110,7 +112,7 @@
 # +             sender, receiver, size = messages.pop()
 # +             for place in (("sends", sender), ("receives", receiver)):
 # +                 busy[place] = busy.get(place, 0) + alpha + size / beta
-# %% schedule: wrong, stumbles over an empty round | raised ValueError
+# %% schedule: wrong, stumbles over an empty round | One of these rounds has no message
 # => total = 0
 # => for messages in rounds:
 # =>     sends, receives = {}, {}
@@ -119,7 +121,7 @@
 # =>         receives[receiver] = receives.get(receiver, 0) + alpha + size / beta
 # =>     total += max([*sends.values(), *receives.values()])
 # => return total
-# %%% schedule: wrong, latency once in a round | Rank 0 sends to two ranks
+# %%% schedule: wrong, latency once in a round | has an alpha of its own
 # -             sends[sender] = sends.get(sender, 0) + alpha + size / beta
 # -             receives[receiver] = receives.get(receiver, 0) + alpha + size / beta
 # -         total += max([*sends.values(), *receives.values()])
@@ -131,7 +133,7 @@
 # = sends.get(sender, 0) + => +=
 # = receives.get(receiver, 0) + => +=
 # [*sends.values(), *receives.values()] => sends + receives
-# %%% schedule: wrong, the rounds at once | a round without any
+# %%% schedule: wrong, the rounds at once | A round begins when the one before has ended
 # total = => longest =
 # total += max([*sends.values(), *receives.values()]) => longest = max([longest, *sends.values(), *receives.values()])
 # total => longest

@@ -17,12 +17,12 @@
 # => return places
 # %%% gathered: wrong, leaves out the last rank | of length 1; each rank has one place
 # reversed(range(size)) => range(size - 1)
-# %%% gathered: wrong, one place for all | the tensors of all ranks are
+# %%% gathered: wrong, one place for all | All places are one tensor
 # places = => place, places = mine.clone(),
 # reversed(range(size)) => range(size)
 # places.append(mine.clone()) => broadcast(place, source)
 # broadcast(places[-1], source) => places.append(place)
-# %%% gathered: wrong, broadcasts into its own tensor | the tensors of all ranks are
+# %%% gathered: wrong, broadcasts into its own tensor | A broadcast fills the tensor that it is given
 # reversed(range(size)) => range(size)
 # places.append(mine.clone()) => broadcast(mine, source)
 # broadcast(places[-1], source) => places.append(mine.clone())
@@ -58,6 +58,8 @@
 # => return torch.stack(all_to_all(list(x.chunk(size)))).mean(0)
 # %% scattered: wrong, adds up along the chunk | one chunk is wanted, not 2
 # => return torch.stack(all_to_all(list(x.chunk(size)))).sum(1)
+# %% scattered: wrong, adds up everything | one number without a dimension
+# => return torch.stack(all_to_all(list(x.chunk(size)))).sum()
 # %% scattered: wrong, sends all of it to all | numbers to others where 1 do
 # => return sum(all_to_all([x] * size)).chunk(size)[rank]
 # %% scattered: wrong, sends a tensor | `all_to_all` takes a list of tensors

@@ -1,6 +1,6 @@
 # %% step_flops: wrong, forward alone | Yours are those of forward alone
 # return 3 * forward => return forward
-# %% step_flops: wrong, backward as forward | you say
+# %% step_flops: wrong, backward as forward | Backward counts as much as forward
 # return 3 * forward => return 2 * forward
 # %% step_flops: wrong, multiplications alone | counts one
 # (2 * weights + attention) => (weights + attention / 2)
@@ -12,8 +12,12 @@
 # + width * vocabulary => + 0
 # %% step_flops: wrong, a token reads all rows | not the rows beside it
 # 4 * length * width => 4 * rows * length * width
-# %% step_flops: wrong, one product in attention | Attention has two products
+# %% step_flops: wrong, one product in attention, or half of a row | Attention has two products, and a token reads
 # 4 * length * width => 2 * length * width
+# %% step_flops: wrong, backward without forward | or forward is missing
+# return 3 * forward => return 2 * forward
+# %% step_flops: wrong, no matrices in attention | The four matrices of attention are missing
+# 4 * width * width + 2 => 2
 # %% step_flops: wrong, one matrix in the network | has two matrices
 # 2 * width * hidden => width * hidden
 # %% step_flops: wrong, the network is four times as wide | width 8, hidden 24

@@ -70,7 +70,7 @@
 # => return children == 0
 # %%% may_delete: wrong, ignores `released` | notebook still uses it
 # released or not confirmed => confirmed
-# %% freed_after: wrong, a set that forgets | For +a +b -b +b -a
+# %% freed_after: wrong, a set that forgets | arrives again after its delete, and b is gone for good
 # requested, deleted = set(), => users =
 # requested. => users.
 # deleted.add => users.discard
@@ -80,19 +80,19 @@
 # requested. => users.
 # deleted.add => users.remove
 # requested == deleted => not users
-# %% freed_after: wrong, counts from 0 | For +a -a
+# %% freed_after: wrong, counts from 0 | The first message has the number 1
 # => requested, deleted = set(), set()
 # => for number, (kind, fork) in enumerate(messages):
 # =>     (requested if kind == "ForkRequest" else deleted).add(fork)
 # =>     if requested == deleted:
 # =>         return number
 # => return None
-# %%% freed_after: wrong, counts users | For +a +b +b -a -b
+# %%% freed_after: wrong, counts users | and b is one user
 # requested, deleted = set(), set() => count = 0
 # (kind, fork) in enumerate(messages) => (kind, _) in enumerate(messages, 1)
 # (requested if kind == "ForkRequest" else deleted).add(fork) => count += 1 if kind == "ForkRequest" else -1
 # requested == deleted => count == 0
-# %% freed_after: wrong, the first delete frees | For +a +b -a -b
+# %% freed_after: wrong, the first delete frees | After three messages b is still a user
 # => for number, (kind, _) in enumerate(messages, 1):
 # =>     if kind == "UserDelete":
 # =>         return number
@@ -101,7 +101,7 @@
 # => requested = {fork for kind, fork in messages if kind == "ForkRequest"}
 # => deleted = {fork for kind, fork in messages if kind == "UserDelete"}
 # => return requested == deleted
-# %%% freed_after: wrong, looks at the end only | For +a -a +a -a
+# %%% freed_after: wrong, looks at the end only | after the value was freed changes nothing
 # requested == deleted => len(messages) if requested == deleted else None
 # %% freed_after: wrong, counts different messages only | For +a +b +b -a -b
 # => seen, count = [], 0

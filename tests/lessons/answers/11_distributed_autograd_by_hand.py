@@ -16,7 +16,7 @@
 # %% carry_back: wrong, only the first returned tensor | yours gave tensor([1., 1.])
 # => torch.autograd.backward([received[0] * 1.0], [gradients[0]])
 # => return [tensor.grad for tensor in received]
-# %%% carry_back: wrong, passes None on to torch | The function raised RuntimeError
+# %%% carry_back: wrong, passes None on to torch | belongs to a tensor that was not needed
 # [received[0] * 1.0], [gradients[0]] => returned, gradients
 # %% carry_back: wrong, zeros for what was not needed | its gradient is None
 # => gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(returned, gradients)]
@@ -39,22 +39,22 @@
 # +         if gradient is None:
 # +             break
 # +         used.append((tensor, gradient))
-# %% carry_back: wrong, cannot do with nothing | The function raised ValueError
+# %% carry_back: wrong, cannot do with nothing | no gradient came at all
 # -     torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
 # +     tensors, theirs = zip(*used)
 # +     torch.autograd.backward(tensors, theirs)
 # %% carry_back: wrong, the gradient of the first tensor for all that have one | The gradient of the second tensor
 # tensor.grad => None if tensor.grad is None else received[0].grad
 # %% discover: wrong, two steps | is missing
-# => return set(found) | {far for message in found for far in behind[message]}
+# => return set(found) | {far for message in found for far in nearest[message]}
 # %% discover: wrong, only the first step | is missing
 # => return set(found)
 # %% discover: wrong, all that was recorded | no gradient will ever come
-# => return set(behind)
+# => return set(nearest)
 # %% discover: wrong, forgets the beginning | a is missing
 # => known, todo = set(), list(found)
 # => while todo:
-# =>     for message in behind[todo.pop()]:
+# =>     for message in nearest[todo.pop()]:
 # =>         if message not in known:
 # =>             known.add(message)
 # =>             todo.append(message)
@@ -63,24 +63,24 @@
 # known, todo = set(), list(found) => known = set()
 # while todo => while found
 # todo.pop => found.pop
-# todo += behind => found += behind
+# todo += nearest => found += nearest
 # %% discover: right, a list
 # => known = list(found)
 # => for message in known:
-# =>     known += [other for other in behind[message] if other not in known]
+# =>     known += [other for other in nearest[message] if other not in known]
 # => return known
 # %%% discover: wrong, walks every way anew | asked twice
 # list => set
 # known: => found:
-# known += [other for other in behind[message] if other not in known] => known |= discover(behind[message], behind)
+# known += [other for other in nearest[message] if other not in known] => known |= discover(nearest[message], nearest)
 # %% discover: right, recursive
-def discover(found, behind):
+def discover(found, nearest):
     known = set()
 
     def visit(message):
         if message not in known:
             known.add(message)
-            for other in behind[message]:
+            for other in nearest[message]:
                 visit(other)
 
     for message in found:
@@ -91,14 +91,14 @@ def discover(found, behind):
 # %% discover: wrong, looks at what is known only where it is found | asked twice about the message c
 # -         if message not in known:
 # -             known.add(message)
-# -             todo += behind[message]
+# -             todo += nearest[message]
 # +         known.add(message)
-# +         todo += [other for other in behind[message] if other not in known]
+# +         todo += [other for other in nearest[message] if other not in known]
 # %% discover: wrong, goes through the whole table until nothing is new | asked twice about the message a
 # => known, before = set(found), -1
 # => while len(known) > before:
 # =>     before = len(known)
-# =>     for message, others in behind.items():
+# =>     for message, others in nearest.items():
 # =>         if message in known:
 # =>             known.update(others)
 # => return known
@@ -151,40 +151,43 @@ def discover(found, behind):
 # => with dist_autograd.context():
 # =>     loss = second_half(first_half(x, near[0]), near[1])
 # =>     return list(torch.autograd.grad(loss, near))
-# %% parts: wrong, counts what does not take part | the gradient of c is the sum of 1; yours gave 2
-def parts(found, behind):
+# %% parts: wrong, counts what does not take part | yours gave 2. Yours counts messages that do not take part
+def parts(found, nearest):
     counts = {}
-    for message in discover_all(found, behind):
-        counts[message] = (message in found) + sum(message in others for others in behind.values())
+    for message in discover_all(found, nearest):
+        counts[message] = (message in found) + sum(message in others for others in nearest.values())
     return counts
 
 
-def discover_all(found, behind):
+def discover_all(found, nearest):
     known, todo = set(), list(found)
     while todo:
         message = todo.pop()
         if message not in known:
             known.add(message)
-            todo += behind[message]
+            todo += nearest[message]
     return known
 
 
 # %% parts: wrong, all messages are in the dict | unused does not take part
-# => known = discover_all(found, behind)
-# => return {m: (m in found) + sum(m in behind[other] for other in known) for m in behind}
-# %% parts: wrong, forgets the loss | the gradient of a is the sum of 1; yours gave 0
-# => known = discover_all(found, behind)
-# => return {message: sum(message in behind[other] for other in known) for message in known}
-# %% parts: wrong, counts ways from the loss | the gradient of e is the sum of 1; yours gave 2
+# => known = discover_all(found, nearest)
+# => return {m: (m in found) + sum(m in nearest[other] for other in known) for m in nearest}
+# %% parts: wrong, forgets the loss | yours gave 0. In yours the loss itself gives no part
+# => known = discover_all(found, nearest)
+# => return {message: sum(message in nearest[other] for other in known) for message in known}
+# %% parts: wrong, counts all that have it behind them, however far | that have it further behind them
+# => known = discover_all(found, nearest)
+# => return {m: (m in found) + sum(m in discover_all(nearest[other], nearest) for other in known) for m in known}
+# %% parts: wrong, counts ways from the loss | yours gave 2. Yours counts each way from the loss
 # => counts, todo = {}, list(found)
 # => while todo:
 # =>     message = todo.pop()
 # =>     counts[message] = counts.get(message, 0) + 1
-# =>     todo += behind[message]
+# =>     todo += nearest[message]
 # => return counts
 # %% parts: wrong, a set | should be a dict
-# => return discover_all(found, behind)
-# %% parts: wrong, one part for each | the gradient of d is the sum of 2; yours gave 1
-# => return dict.fromkeys(discover_all(found, behind), 1)
-# %% parts: wrong, counts what it sends on | the gradient of c is the sum of 1; yours gave 0
-# => return {message: len(behind[message]) for message in discover_all(found, behind)}
+# => return discover_all(found, nearest)
+# %% parts: wrong, one part for each | yours gave 1. Yours counts one part for each
+# => return dict.fromkeys(discover_all(found, nearest), 1)
+# %% parts: wrong, counts what it sends on | yours gave 2. Yours counts the messages nearest behind it
+# => return {message: len(nearest[message]) for message in discover_all(found, nearest)}

@@ -1,4 +1,4 @@
-# %% descend: wrong, makes a new tensor | a new tensor
+# %% descend: wrong, makes a new tensor | has not changed. The step made a new tensor
 # => values = weight.local_value()
 # => gradient = dist_autograd.get_gradients(context_id).get(values, 0)
 # => return values - lr * gradient
@@ -15,7 +15,7 @@
 # %%% descend: wrong, every weight has a gradient | took no part has no entry
 # -     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
 # values += lr * gradient => values -= lr * dist_autograd.get_gradients(context_id)[values]
-# %%% descend: wrong, takes .grad | TypeError
+# %%% descend: wrong, takes .grad | which is None here: backward has put the gradients into the context
 # -     gradient = dist_autograd.get_gradients(context_id).get(values, torch.zeros(3))
 # values += lr * gradient => values -= lr * values.grad
 # %%% descend: wrong, returns zeros where there is no gradient | Return its parameter, (5, 6, 7)
@@ -29,6 +29,18 @@
 # => with torch.no_grad():
 # =>     for gradient in dist_autograd.get_gradients(context_id).values():
 # =>         values -= lr * gradient
+# => return values
+# %% descend: wrong, takes .grad where there is one | The weight itself has not changed. It reads `.grad`
+# => parameter = weight.local_value()
+# => if parameter.grad is not None:
+# =>     with torch.no_grad():
+# =>         parameter -= lr * parameter.grad
+# => return parameter
+# %% descend: wrong, changes a copy | Did the step change another tensor
+# => values = weight.local_value()
+# => gradient = dist_autograd.get_gradients(context_id).get(values, 0)
+# => step = values.detach().clone()
+# => step -= lr * gradient
 # => return values
 # %% descend: wrong, forgets the learning rate | it goes to
 # lr * gradient => gradient
@@ -46,7 +58,7 @@
 # values -= lr * gradient => values -= gradient.mul_(lr)
 # %% descend: wrong, returns the RRef | Return the parameter itself
 # return values => return weight
-# %% global_norm: wrong, adds up norms | and yours gave
+# %% global_norm: wrong, adds up norms | Norms of weights do not add up
 def own_norm(context_id, weight):
     return dist_autograd.get_gradients(context_id)[weight.local_value()].norm().item()
 
@@ -61,7 +73,7 @@ def global_norm(context_id, weights):
 # -     return sum(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
 # +     futures = [rpc.rpc_async(weight.owner(), must_have, (context_id, weight)) for weight in weights]
 # +     return sum(future.wait() for future in futures) ** 0.5
-# %% global_norm: wrong, the largest of the norms | and yours gave
+# %% global_norm: wrong, the largest of the norms | That is the largest of the norms
 def global_norm(context_id, weights):
     return max(rpc.rpc_sync(weight.owner(), own_norm, (context_id, weight)) for weight in weights)
 
@@ -72,7 +84,7 @@ def global_norm(context_id, weights):
     return sum(found[weight.local_value()].square().sum().item() for weight in weights) ** 0.5
 
 
-# %% global_norm: wrong, forgets the root | and yours gave
+# %% global_norm: wrong, forgets the root | without the root
 # def square_sum => def own_squares
 # square_sum, => own_squares,
 # ) ** 0.5 => )
@@ -81,7 +93,7 @@ def global_norm(context_id, weights):
     return sum(rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) for weight in weights) ** 0.5
 
 
-# %%% global_norm: wrong, the norm of the weights | and yours gave
+# %%% global_norm: wrong, the norm of the weights | not of their gradients
 # rpc.rpc_sync(weight.owner(), own_squares, (context_id, weight)) => weight.to_here().square().sum().item()
 # %% global_norm: wrong, waits inside the loop | before the other one was asked
 def global_norm(context_id, weights):
@@ -139,21 +151,21 @@ def global_norm(context_id, weights):
 # -     return torch.cat(mine).square().sum().item()
 # +     return sum(float(gradients[w.local_value()].norm()) ** 2 for w in weights if w.local_value() in gradients)
 # one_vector => square_sums
-# %% restore: wrong, only the optimizer | weights on the workers are not those
+# %% restore: wrong, only the optimizer | 2 are not those that were saved. None has changed.
 def restore(directory, optimizer, weights):
     optimizer.load(directory)
 
 
 # %% restore: wrong, only the weights | lost its momentum
 # -     optimizer.load(directory)
-# %% restore: wrong, makes other weights | weights on the workers are not those
+# %% restore: wrong, makes other weights | The list now has references to new weights
 def restore(directory, optimizer, weights):
     values = torch.load(Path(directory) / "weights.pt")
     weights[:] = [rpc.remote(weight.owner(), nn.Parameter, (v,)) for weight, v in zip(weights, values)]
     optimizer.load(directory)
 
 
-# %% restore: wrong, changes copies | weights on the workers are not those
+# %% restore: wrong, changes copies | gives this notebook a copy
 def restore(directory, optimizer, weights):
     with torch.no_grad():
         for weight, values in zip(weights, torch.load(Path(directory) / "weights.pt")):
@@ -161,7 +173,14 @@ def restore(directory, optimizer, weights):
     optimizer.load(directory)
 
 
-# %% restore: wrong, gives each worker the weight of another | weights on the workers are not those
+# %% restore: wrong, makes other weights in a list of its own | new weights were made beside them
+def restore(directory, optimizer, weights):
+    values = torch.load(Path(directory) / "weights.pt")
+    weights = [rpc.remote(weight.owner(), nn.Parameter, (v,)) for weight, v in zip(weights, values)]
+    optimizer.load(directory)
+
+
+# %% restore: wrong, gives each worker the weight of another | Each was put into another weight
 def restore(directory, optimizer, weights):
     for weight, values in zip(weights[::-1], torch.load(Path(directory) / "weights.pt")):
         rpc.rpc_sync(weight.owner(), put, (weight, values))
@@ -192,7 +211,7 @@ def restore(directory, optimizer, weights):
 # +     saved = torch.load(Path(directory) / "weights.pt")
 # +     rpc.rpc_sync("worker1", put_back, (weights[0], saved[0]))
 # +     rpc.rpc_sync("worker2", put_back, (weights[1], saved[1]))
-# %% restore: wrong, two weights always | are not those that were saved: 3 of them
+# %% restore: wrong, two weights always | Of 3 weights on the workers 1 are not
 def restore(directory, optimizer, weights):
     saved = torch.load(Path(directory) / "weights.pt")
     for place in (0, 1):
@@ -200,11 +219,11 @@ def restore(directory, optimizer, weights):
     optimizer.load(directory)
 
 
-# %%% restore: wrong, the last weight only | weights on the workers are not those
+# %%% restore: wrong, the last weight only | Of 2 weights on the workers 1 are not
 # -     for place in (0, 1):
 # -         rpc.rpc_sync(weights[place].owner(), put, (weights[place], saved[place]))
 # +     rpc.rpc_sync(weights[-1].owner(), put, (weights[-1], saved[-1]))
-# %% momentum_step: wrong, no momentum | Step 2
+# %% momentum_step: wrong, no momentum | steps with the gradient alone
 # => with torch.no_grad():
 # =>     for weight, gradient in zip(weights, gradients):
 # =>         if gradient is not None:
@@ -216,18 +235,20 @@ def restore(directory, optimizer, weights):
 # +                     velocities[place] = torch.zeros_like(weight)
 # +                 velocities[place].mul_(momentum).add_(gradient)
 # +                 weight.add_(velocities[place], alpha=-lr)
-# %% momentum_step: wrong, moves on without a gradient | Step 2
+# %% momentum_step: wrong, moves on without a gradient | no gradient is not a gradient of zero
 # -         if gradient is None:
 # -             continue
 # +         gradient = torch.zeros_like(weights[place]) if gradient is None else gradient
-# %% momentum_step: wrong, an average of gradients | Step 1
+# %% momentum_step: wrong, an average of gradients | counts with 1 - momentum only
 # => for place, gradient in enumerate(gradients):
 # =>     if gradient is not None:
 # =>         old = 0 if velocities[place] is None else velocities[place]
 # =>         velocities[place] = momentum * old + (1 - momentum) * gradient
 # =>         with torch.no_grad():
 # =>             weights[place] -= lr * velocities[place]
-# %%% momentum_step: wrong, keeps the velocities to itself | Step 2
+# %%% momentum_step: wrong, an average of gradients after the first | counts with 1 - momentum only
+# momentum * old + => gradient if velocities[place] is None else momentum * old +
+# %%% momentum_step: wrong, keeps the velocities to itself | as if no velocity were kept
 # - def momentum_step(weights, gradients, velocities, lr, momentum):
 # + def momentum_step(weights, gradients, velocities, lr, momentum):
 # +     velocities = list(velocities)
@@ -236,7 +257,7 @@ def restore(directory, optimizer, weights):
 # %%% momentum_step: wrong, the velocity is the gradient itself, which then changes | the gradients are
 # 0 if velocities[place] is None else velocities => velocities
 # momentum * old + (1 - momentum) * gradient => gradient if old is None else gradient.add_(old, alpha=momentum)
-# %%% momentum_step: wrong, the learning rate is in the velocity | Step 2
+# %%% momentum_step: wrong, the learning rate is in the velocity | The learning rate is in your velocity
 # (1 - momentum) => lr
 # lr * velocities => velocities
 # %% momentum_step: wrong, records the step in the graph | leaf Variable
@@ -247,7 +268,7 @@ def restore(directory, optimizer, weights):
 # =>         weights[place] -= lr * velocities[place]
 # %%% momentum_step: wrong, makes new weights | another object
 # [place] -= lr * velocities[place] => [place] = nn.Parameter(weights[place] - lr * velocities[place])
-# %% momentum_step: wrong, steps before the velocity changes | Step 2
+# %% momentum_step: wrong, steps before the velocity changes | velocity of the step before
 # => for place, gradient in enumerate(gradients):
 # =>     if gradient is not None:
 # =>         velocity = gradient if velocities[place] is None else velocities[place]
