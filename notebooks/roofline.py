@@ -2,6 +2,9 @@
 
 `flops` are floating-point operations, `moved` the bytes that an operator reads from memory and writes to it, `peak`
 floating-point operations per second, `bandwidth` bytes per second.
+
+The lesson asks for `step_flops`, `intensity`, `bound_time`, `utilization` and `least_tokens`: here are its answers.
+Read them after yours.
 """
 
 from __future__ import annotations
