@@ -343,6 +343,12 @@ function stopPlainKeys(event) {
   if (key !== "Escape" && !ctrlKey && !metaKey && !altKey && !shiftKey) event.stopPropagation();
 }
 
+// Puts a text into a search field, as if the user had typed it.
+function typeSearch(field, text) {
+  field.value = text;
+  field.dispatchEvent(new Event("input"));
+}
+
 // A panel's frame: its head line with a chip, figures and tools, the help, the error that stopped it, the picture, a hint, and
 // the legend. `state` is that of `panelState`, and `at`, until when the picture is true, in seconds since 1970; `isLive` tells whether a click on a control of the panel reaches the kernel.
 // A narrow frame has one line for its head: figures without room are left out there, and controls are in a menu behind them, which
@@ -356,7 +362,8 @@ class Frame {
     this.legend = html("div", { class: "rb-legend" });
     const said = html("span", { "aria-live": "polite" }, this.chip); // screen readers hear that the panel is no longer live
     this.owner = html("span", { class: "rb-cluster", hidden: "" }); // which cluster it is, where there are several
-    this.head = html("div", { class: "rb-head" }, html("strong", {}, title), this.owner, said, this.stats);
+    this.sought = html("button", { type: "button", class: "rb-sought", title: words.clearSearch, hidden: "" });
+    this.head = html("div", { class: "rb-head" }, html("strong", {}, title), this.owner, said, this.sought, this.stats);
     const tool = (kind, words, sign) =>
       html("button", { type: "button", class: `rb-tool ${kind}`, "aria-label": words, title: words }, sign);
     const lens = svg("svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { d: CAMERA }));
@@ -381,6 +388,8 @@ class Frame {
     this.toggleHelp(false);
     this.figures = html("p", { class: "rb-all-stats" }); // all of them, in the menu
     this.folding = []; // controls that are in the menu while the frame is narrow
+    this.searches = []; // search fields among them
+    this.sought.addEventListener("click", () => this.searches.forEach((field) => typeSearch(field, "")));
     this.isNarrow = false;
     this.menu = new Menu(this.root, words.menu(title), () => [this.figures]);
     this.menu.opener.hidden = true;
@@ -406,6 +415,17 @@ class Frame {
   // Has controls in the menu while the frame is narrow.
   fold(...nodes) {
     this.folding.push(...nodes);
+    for (const field of nodes.flatMap((node) => [node, ...node.querySelectorAll("input")]).filter(({ type }) => type === "search")) {
+      this.searches.push(field);
+      field.addEventListener("input", () => this.showSought());
+    }
+  }
+
+  // Shows the text of a search field that is in the menu, as it hides what does not match; a click clears it.
+  showSought() {
+    const text = (this.isNarrow && this.searches.map(({ value }) => value).find(Boolean)) || "";
+    this.sought.hidden = !text;
+    setText(this.sought, `${shorten(text, 16)} ×`);
   }
 
   // Makes the frame narrow or wide. The place of a control that is in the menu is kept by a comment.
@@ -422,6 +442,7 @@ class Frame {
         else node.place_.replaceWith(node);
       }
     }
+    this.showSought();
     this.root.classList.toggle("rb-tiny", width > 0 && width < TINY_FRAME);
     this.menu.place();
   }

@@ -13,6 +13,7 @@ const TEXT = STRINGS.messages;
 const STEP = 24; // pixels from one slot to the next
 const MARGIN = 3; // slots drawn above and below those in sight
 const BEND = 0.6; // of the last gap, in which a long line slopes
+const STATES = LISTS.messages.states; // the words of states of what has not arrived
 const FAMILIES = LISTS.messages.families; // the name of each family of kinds, see `telemetry/message_views.py`
 const [USUAL, ALL] = ["", "all"]; // choices of the select beside groups; usual: all but notices
 // Long words and their shorter forms, the shortest last. A value between stages is named by the operation that it is for, as in a
@@ -40,7 +41,7 @@ function formatSeconds(seconds, isExact = false) {
 // ---- pure functions: which messages are shown, and where
 
 // Returns a test for messages. All words of `text` must match: `call:0.17`, `rref:0.4`, `context:…`, `from:…`, `to:…`, `at:…`
-// (sender or receiver), or a part of its words, its kind, its label, or the name of the sender or receiver. `chosen` is a key of
+// (sender or receiver), or a part of its words, its kind, its label, its state (lost, in flight), or the name of the sender or receiver. `chosen` is a key of
 // `FAMILIES`, or USUAL, or ALL.
 function messageFilter(text, chosen, names) {
   const tests = text.trim().split(/\s+/).filter(Boolean).map((word) => {
@@ -50,7 +51,7 @@ function messageFilter(text, chosen, names) {
     if (field === "at") return (row) => endsOf(row, names).includes(value);
     if (field) return (row) => !row.entered && names(row[field]) === value;
     const part = word.toLowerCase();
-    const wordsOf = (row) => [row.words, row.kind, row.label, row.group, ...endsOf(row, names)].join(" ").toLowerCase();
+    const wordsOf = (row) => [row.words, row.kind, row.label, row.group, STATES[row.state], ...endsOf(row, names)].join(" ").toLowerCase();
     return (row) => wordsOf(row).includes(part);
   });
   const isOf = ({ family }) => chosen === ALL || (chosen === USUAL ? family !== "notice" : family === chosen);
@@ -200,16 +201,16 @@ function legend(families, states, hasLast) {
 // Adds a search field and a choice of groups, and below the picture the details of the chosen message. `changed` is called after
 // each change of the filter, and `closed` where the user closes the details.
 function controls(frame, changed, closed) {
-  const search = html("input", { type: "search", placeholder: TEXT.find, "aria-label": TEXT.findTip, title: TEXT.findTip });
+  const field = html("input", { type: "search", placeholder: TEXT.find, "aria-label": TEXT.findTip, title: TEXT.findTip });
   const groups = html("select", { "aria-label": TEXT.groupTip });
   const detail = html("p", { class: "rb-detail", role: "status" });
   const only = html("span", { class: "rb-only" });
   const close = html("button", { type: "button", "aria-label": TEXT.close, title: TEXT.close }, "×");
   close.addEventListener("click", closed);
-  frame.head.append(html("span", { class: "rb-tools" }, search, groups));
-  frame.fold(search);
+  frame.head.append(html("span", { class: "rb-tools" }, field, groups));
+  frame.fold(field);
   frame.root.insertBefore(html("div", { class: "rb-below" }, detail, only), frame.legend);
-  search.addEventListener("input", changed);
+  field.addEventListener("input", changed);
   groups.addEventListener("change", changed);
   const offer = (found) => {
     const options = [USUAL, ALL, ...Object.keys(FAMILIES).filter((key) => found.includes(key))];
@@ -221,10 +222,7 @@ function controls(frame, changed, closed) {
   };
   const button = (term) => {
     const node = html("button", { type: "button", title: TEXT.only }, term);
-    node.addEventListener("click", () => {
-      search.value = search.value === term ? "" : term;
-      changed();
-    });
+    node.addEventListener("click", () => typeSearch(field, field.value === term ? "" : term));
     return node;
   };
   const showDetail = (text, terms) => {
@@ -232,7 +230,7 @@ function controls(frame, changed, closed) {
     detail.textContent = text;
     only.replaceChildren(...terms.map(button), close);
   };
-  return { text: () => search.value, group: () => groups.value, offer, showDetail };
+  return { text: () => field.value, group: () => groups.value, offer, showDetail };
 }
 
 // Returns the filters that a message's ids suggest; each becomes a button.

@@ -5,6 +5,7 @@
 const STRINGS = {
   common: {
     ofCluster: (name) => `of ${name}`,
+    clearSearch: "Only what has this text is shown. Show all again",
     ofClusterTip: (name) => `This panel is of the cluster ${name}.`,
     // By kind of state: the text of the chip in a panel's head, and its tooltip.
     states: {

@@ -69,6 +69,24 @@ def test_the_head_of_a_narrow_panel_is_one_line_with_a_menu(show, at_width, name
 
 
 @pytest.mark.parametrize("width", [COLUMN, 375])
+def test_a_search_in_the_menu_is_told_in_the_head_and_cleared_there(show, at_width, width):
+    at_width(width)
+    shown, rows = show("messages", training(2)), ".rb-message"
+    sought = shown.page.get_by_role("button", name="\N{MULTIPLICATION SIGN}").filter(has_text="nothing such")
+    before = shown.page.locator(rows).count()
+    opener(shown).click()
+    shown.page.locator(".rb-menu").get_by_role("searchbox").fill("nothing such")
+    shown.page.keyboard.press("Escape")
+    shown.page.evaluate("drawn()")
+    assert before > 0 and shown.page.locator(rows).count() == 0
+    wide, room = shown.page.locator(".rb-head").evaluate("one => [one.scrollWidth, one.clientWidth]")
+    assert wide <= room and sought.is_visible() and opener(shown).is_visible()
+    sought.click()
+    shown.page.evaluate("drawn()")
+    assert shown.page.locator(rows).count() == before and not sought.is_visible()
+
+
+@pytest.mark.parametrize("width", [COLUMN, 375])
 @pytest.mark.parametrize("phase", ["live", "stopped"])
 @pytest.mark.parametrize("name", ["traffic", "messages"])
 def test_the_name_of_its_cluster_and_the_time_of_its_end_are_whole(show, at_width, name, phase, width):
