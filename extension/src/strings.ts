@@ -160,6 +160,7 @@ export const STRINGS = {
     restart: (name: string) => `Restart ${name}`,
     startAgain: (name: string) => `Start ${name} again`,
     lost: (why: string) => `lost: ${why}`,
+    suspended: 'suspended',
     held: (calls: number) => `${calls} call${calls === 1 ? '' : 's'} held`,
     started: (times: number) => `started ${times === 2 ? 'twice' : `${times} times`}`,
     drop: (name: string) => `runs on ${name}`

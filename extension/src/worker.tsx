@@ -53,7 +53,8 @@ export function WorkerRow({ worker, cluster, disabled, actions }: WorkerProps): 
 
 /** Return what changes by the second: in one line, so that the rows below stay where they are. */
 function describe({ state, note, cpu, held }: Worker): string {
-  const parts = [state, held ? STRINGS.worker.held(held) : '', cpu > 0 ? `${cpu} %` : ''];
+  // In the words of the workers panel: "stopped" is there that of a cluster that has ended.
+  const parts = [state === 'stopped' ? STRINGS.worker.suspended : state, held ? STRINGS.worker.held(held) : '', cpu > 0 ? `${cpu} %` : ''];
   return note ? STRINGS.worker.lost(note) : parts.filter(Boolean).join(' · ');
 }
 

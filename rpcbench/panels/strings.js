@@ -164,7 +164,7 @@ const STRINGS = {
       "in the context, not in .grad. The operations of the loss are known when backward begins. Operations that only reshape " +
       "are left out. Large graphs fold. While contexts come and go, as in training, the last one that has ended is shown. A " +
       "pipeline's step has the number that the pipeline panel gives it.",
-    hint: ["Autograd contexts appear here from now on. Open one: ", "with dist_autograd.context() as context_id:"],
+    hint: ["Autograd contexts appear here from now on. After import rpcbench.autograd, open one: ", "with rpcbench.autograd.context() as context_id:"],
     shown: "Context shown",
     latest: "latest",
     named: (key, step, isEnded) => `${step === null ? `context ${key}` : `step ${step}`}${isEnded ? ", released" : ""}`,
@@ -395,8 +395,8 @@ const STRINGS = {
     stage: (number) => `stage ${number}`,
     share: (own, percent, all) => `${own}, ${percent} of ${all}`,
     scalar: "scalar",
-    whole: (times) => `whole now; gathered ${times} times`,
-    gathered: (times) => (times === 1 ? "gathered once" : `gathered ${times} times`),
+    whole: (times) => `whole now; gathered ${times} times since it is watched`,
+    gathered: (times) => `gathered ${times === 1 ? "once" : `${times} times`} since it is watched`,
     most: (now, most) => `gathered now: ${now}; at most at once: ${most}`,
     device: (name) => `on the device ${name}`,
     nothing: "no memory",

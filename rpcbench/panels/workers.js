@@ -306,12 +306,21 @@ function onOneHost(workers) {
   return new Set(here.map((worker) => worker.host)).size === 1 ? here : [];
 }
 
+const ENDING = ["restart", "stop"]; // actions during which a worker is not ready
+
+// Returns the action that runs on a worker.
+function actionOn({ id, name }, actions) {
+  const concerns = ({ target }) => target === name || (target === "all" && String(id) !== "0");
+  return Object.values(actions).find((one) => one.state === "runs" && one.action in TEXT.acting && concerns(one));
+}
+
 // Shows the figures above the table. Returns the number of workers, whether they are being scaled, and a summary as text.
 function headline(frame, workers, actions) {
   const list = Object.values(workers).filter((worker) => worker.id !== 0);
   const count = (name) => list.filter((worker) => worker.state === name).length;
   const total = (name, all = list) => all.reduce((sum, worker) => sum + (worker[name] ?? 0), 0);
-  const [ready, lost, suspended] = [count("up"), count("lost"), count("stopped")];
+  const [lost, suspended] = [count("lost"), count("stopped")];
+  const ready = list.filter((worker) => worker.state === "up" && !ENDING.includes(actionOn(worker, actions)?.action)).length;
   const more = [];
   if (lost) more.push([lost, TEXT.stats.lost, "rb-warn"]);
   if (suspended) more.push([suspended, TEXT.stats.suspended, "rb-warn"]);
@@ -432,8 +441,7 @@ export default panel("workers", "Workers", (frame, model) => {
       const place = last ? last.nextSibling : list.firstChild;
       if (place !== row.node) list.insertBefore(row.node, place), list.insertBefore(row.more, row.node.nextSibling);
       last = row.more;
-      const concerns = ({ target }) => target === workers[id].name || (target === "all" && id !== "0");
-      const running = Object.values(actions).find((one) => one.state === "runs" && one.action in TEXT.acting && concerns(one));
+      const running = actionOn(workers[id], actions);
       const stacks = actions[`stacks ${workers[id].name}`];
       const details = { log: logs[id]?.text ?? "", links: byWorker.get(Number(id)), name };
       row.show(workers[id], { action: running, stacks, columns, history, now, tops, onOneHost: isOneHost, ...details });

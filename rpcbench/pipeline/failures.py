@@ -29,6 +29,8 @@ RECOVERY_ADVICE = (
     "pipe.save(folder) has written"
 )
 
+RESTARTED = "it has been restarted since"
+
 Held = tuple[int, int] | None
 """The least and the most optimizer steps that a stage may hold; None: unknown."""
 
@@ -103,9 +105,11 @@ def make_lost_error(lost: Sequence[Lost], when: str, commit_state: CommitState, 
         sure = not changed and all(held is not None and held[0] == held[1] for held in map(commit_state.held.get, left))
         phrases.append(("no parameter has changed: " if sure else "") + commit_state.describe_stages(left))
     restarts = ", ".join(
-        f"cluster.scale adds {each.worker}" if each.has_left else f"cluster.restart({each.worker!r})" for each in lost
+        f"cluster.scale adds {each.worker}" if each.has_left else f"cluster.restart({each.worker!r})"
+        for each in lost
+        if each.reason != RESTARTED
     )
-    phrases.append(f"start {them} again ({restarts}), {RECOVERY_ADVICE}")
+    phrases.append(f"start {them} again ({restarts}), {RECOVERY_ADVICE}" if restarts else RECOVERY_ADVICE)
     reasons = "; ".join(dict.fromkeys(each.reason for each in lost))
     at = {each.worker: each.at for each in lost}
     return StageLostError("; ".join(phrases) + f". The reason: {reasons}", at, tuple(gone), dict(commit_state.held))
@@ -213,7 +217,7 @@ class ProcessWatch:
 
     def loss_reason(self, id_: int) -> str:
         gone = self._agent.machine.read_node(lambda node: node.gone.find_departed(id_))
-        return gone.reason if gone is not None else "it has been restarted since"
+        return gone.reason if gone is not None else RESTARTED
 
     def has_left(self, id_: int) -> bool:
         """Return whether a worker has announced its departure, and none has come in its place."""

@@ -44,9 +44,9 @@ test("the words of a piece", () => {
     device: "cpu", lit: [0, 0, 1, 1], now: false, times: 2,
   };
   assert.deepEqual(pieceWords(piece, { way: "sharded" }, "worker1").split("\n"), [
-    "worker1: rows 0 to 3 of 8, [4, 2] of [8, 2] float32", "a piece", "32 B parameters, 32 B gradients", "gathered 2 times",
+    "worker1: rows 0 to 3 of 8, [4, 2] of [8, 2] float32", "a piece", "32 B parameters, 32 B gradients", "gathered 2 times since it is watched",
   ]);
   const meta = { ...piece, words: "no memory yet", parameter: 0, gradient: 0, device: "meta", lit: null };
   assert.deepEqual(pieceWords(meta, { way: "plain" }, "worker1").split("\n").slice(2), ["no memory", "on the device meta"]);
-  assert.match(pieceWords({ ...piece, now: true }, { way: "sharded" }, "worker1"), /whole now; gathered 2 times$/);
+  assert.match(pieceWords({ ...piece, now: true }, { way: "sharded" }, "worker1"), /whole now; gathered 2 times since it is watched$/);
 });
