@@ -156,6 +156,7 @@ class Rank:
         self._gone: dict[Name, str] = {}  # how a tensor went away
         self._met = self._calls = 0
         self._begun: set[tuple[str, int, int]] = set()
+        self._too_early: dict[int, Line] = {}  # by layer: an all_gather of weights whose part here was the old one
         self._line = Line(0, "before the step")
         for layer in self.layers:
             self._take(Name(WEIGHTS, layer, shard=world.zero >= 3), world.weights)
@@ -251,6 +252,8 @@ class Rank:
         self._require_kind("all_gather", kind, (WEIGHTS,))
         whole, mine = Name(kind, layer), self._whole_or_shard(kind, layer)
         content = self._use(mine).content & {self._place}
+        if not content:
+            self._too_early[layer] = self._line
         if whole not in self._held:
             self._take(whole, self._world.weights)
         elif mine.shard:
@@ -351,7 +354,7 @@ class Rank:
         if transfer.call == "send":
             (to,) = transfer.posted[self.number][2]
             self._change(name, -self._world.input, transfer.end, line)
-            self._game.ranks[to]._change(name, self._world.input, transfer.end, line)
+            self._game.ranks[to]._change(name, self._world.input, transfer.end, line._replace(sender=self.number))
         elif transfer.call == "all_gather":
             self._held[name].content = frozenset().union(*(content for _, _, content in transfer.posted.values()))
         elif transfer.call == "all_reduce":
@@ -409,7 +412,7 @@ class Rank:
             if name.kind == WEIGHTS and held.content != want:
                 told = "they are the old ones"
                 if held.content:
-                    told = f"of {len(want)} parts only {_numbers(held.content)} is new; all_gather brings the others"
+                    told = f"of {len(want)} parts only {_numbers(held.content)} is new; {self._why_old(name.layer)}"
                 raise self._ends(f"does not have the new {name.kind} of layer {name.layer}: {told}")
             if name.kind not in (WEIGHTS, STATES):
                 raise self._ends(f"still holds {name}")
@@ -469,6 +472,11 @@ class Rank:
         call, off = "forward" if name.kind in (INPUT, KEPT) else "backward", -1 if name.kind == INPUT else 0
         of = "" if name.microbatch is None else f" for micro-batch {name.microbatch}"
         return f": {call} of layer {name.layer + off} has not run{of}"
+
+    def _why_old(self, layer: int) -> str:
+        if (line := self._too_early.get(layer)) is not None:
+            return f"all_gather in line {line.number} came too early, when no rank had updated its part"
+        return "all_gather brings the others"
 
     def _why_partial(self, content: frozenset[int]) -> str:
         if mine := sorted(set(self.microbatches) - content):

@@ -51,13 +51,15 @@ class World:
 
 
 class Line(NamedTuple):
-    """A line of the program."""
+    """A line of the program. `sender`: the rank that has run it, where it changes the memory of another one."""
 
     number: int
     text: str
+    sender: int | None = None
 
     def __str__(self) -> str:
-        return f"line {self.number}, `{self.text}`" if self.number else self.text
+        told = f"line {self.number}, `{self.text}`" if self.number else self.text
+        return told if self.sender is None else f"{told} of rank {self.sender}, which sent it"
 
 
 class Name(NamedTuple):

@@ -31,6 +31,7 @@ STEPS: list[Ops] = [
     },
     {"only": (5, [])},
 ]  # fmt: skip
+GREEDY = " What is longest for one step of the way need not lie on the longest way: short operations may follow it."
 UNSORTED_NEEDS: Ops = {"p": (6, []), "q": (2, []), "r": (1, ["q", "p"]), "s": (1, ["r", "q"])}
 
 
@@ -73,7 +74,7 @@ def critical(answer: Callable[[Ops], list[str]]) -> None:
             turned = ", which is the right path from its end to its beginning" if found == wanted[::-1] else ""
             chained = all(a in ops[b][1] for a, b in itertools.pairwise(found))
             takes = f", which takes {long:g}" if chained else ", where one does not wait for the one before"
-            raise NotYet(f"Of {ops}: {what}{turned or takes}.")
+            raise NotYet(f"Of {ops}: {what}{turned or takes}.{GREEDY if chained and not turned else ''}")
     right("The step takes as long as this chain. Whatever is not on it may be slower, up to a point, at no cost.")
 
 
@@ -99,6 +100,20 @@ ARRIVALS: list[tuple[int, list[list[float]]]] = [
 ]
 
 
+def _median_lateness(arrivals: list[list[float]]) -> list[float]:
+    late = [[at - min(collective) for at in collective] for collective in arrivals]
+    return [statistics.median(ranks) for ranks in zip(*late, strict=True)]
+
+
+def _mix_up(arrivals: list[list[float]], found: int) -> str:
+    """Why an answer has taken collectives for ranks, if it has; else nothing."""
+    ranks, turned = len(arrivals[0]), _median_lateness([*map(list, zip(*arrivals, strict=True))])
+    none = f" There is no rank {found}: each list has {ranks} times." if found not in range(ranks) else ""
+    if none or found == turned.index(max(turned)):
+        return f"{none} Each list is that of a collective, not of a rank, and has a time for each rank."
+    return ""
+
+
 @exercise(
     "For each collective subtract the time of the first rank from all; then look at one rank over all collectives.",
     "`statistics.median` of the lateness of each rank; the answer is the rank with the largest one.",
@@ -106,15 +121,15 @@ ARRIVALS: list[tuple[int, list[list[float]]]] = [
 def straggler(answer: Callable[[list[list[float]]], int]) -> None:
     """`answer(arrivals)` is the rank with the largest median lateness."""
     for wanted, arrivals in ARRIVALS:
-        late = [[at - min(collective) for at in collective] for collective in arrivals]
-        medians = [statistics.median(ranks) for ranks in zip(*late, strict=True)]
+        medians = _median_lateness(arrivals)
         with trying():
             found = returned(answer(copy.deepcopy(arrivals)))
         told = ", ".join(f"rank {rank}: {median:g}" for rank, median in enumerate(medians))
         found = read(found, int, "The number of a rank is wanted")
         require(
             found == wanted,
-            f"The ranks came at {arrivals}. It is rank {wanted} (median lateness {told}), not {shown(found)}.",
+            f"The ranks came at {arrivals}. It is rank {wanted} (median lateness {told}), not {shown(found)}."
+            f"{_mix_up(arrivals, found)}",
         )
     right("One long delay does not make a straggler; being late in most collectives does.")
 
@@ -127,6 +142,12 @@ MEASURED: list[tuple[float, list[float], int]] = [
     (64.0, [60.0], 5),
     (67.0, [30.0, 50.0, 40.0], 4),  # the rest is a little below zero
 ]
+
+
+SHARE_OF_STEP = (
+    " (p - 1) / (m + p - 1) is the bubble's share of the whole step of equal stages, and the bubble is in that step. "
+    "Here it is added to computing, which is less than that step."
+)
 
 
 @exercise(
@@ -146,13 +167,16 @@ def causes(answer: Callable[[float, list[float], int], list[float]]) -> None:
         with trying(case):
             found: Any = returned(answer(step, list(busy), microbatches))
         found = read(found, (float,) * 4, "A list of four numbers is wanted")
-        far = max(busy) - mean
+        far, share = max(busy) - mean, (workers - 1) / (microbatches + workers - 1)
         for name, number, right_number in zip(names, found, wanted, strict=True):
-            slip = " That is the largest minus the mean, as if all m micro-batches waited for the slowest stage."
-            alone = name == "the imbalance" and abs(number - far) < 1e-9 * step
+            slip = ""
+            if name == "the imbalance" and abs(number - far) < 1e-9 * step:
+                slip = " That is the largest minus the mean, as if all m micro-batches waited for the slowest stage."
+            if name == "the bubble" and any(abs(number - share * whole) < 1e-9 * step for whole in (mean, step)):
+                slip = SHARE_OF_STEP
             require(
                 abs(number - right_number) < 1e-6 * step,
-                f"{case}: {name} takes {differ(right_number, number)}.{slip if alone else ''}",
+                f"{case}: {name} takes {differ(right_number, number)}.{slip}",
             )
     right("The largest of the last three says what to mend first.")
 
@@ -167,6 +191,9 @@ REPAIRS: list[tuple[int, str, float]] = [  # step, operation, factor
     (4, "0F1", 5),
     (5, "only", 4),
 ]
+
+
+AMDAHL_ALONE = " Amdahl's law alone is too hopeful here: another chain is the longest after the repair."
 
 
 @exercise(
@@ -184,10 +211,12 @@ def gain(answer: Callable[[Ops, str, float], float]) -> None:
             found = returned(answer(given, name, factor))
         require(given == ops, "`ops` has changed. Make a copy of it, with another time for the one operation.")
         found = read(found, float, "A number is wanted")
+        share = ops[name][0] / before
+        alone = name in _path(ops) and abs(found - 1 / (1 - share + share / factor)) < 1e-6
         require(
             abs(found - before / after) < 1e-6,
             f"Of {ops}, with {name} {factor:g} times as fast: the step takes {after:g} after {before:g}, so it is "
-            f"{differ(before / after, found, ' times as fast, not ')}.",
+            f"{differ(before / after, found, ' times as fast, not ')}.{AMDAHL_ALONE if alone else ''}",
         )
     right("Amdahl's law, and the chain that is the longest afterwards.")
 

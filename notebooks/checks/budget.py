@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import budgets
 from budgets import Level
 from IPython.display import display
 from one_step import Step
+from step_records import Run
 
 from checks import dots_left, exercise, require, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 
 
-def try_level(level: Level, step: Step, praise: str) -> None:
-    """Play, draw and judge a step."""
+def try_level(level: Level, step: Step, praise: str | Callable[[Run], str]) -> None:
+    """Play, draw and judge a step. `praise`: what is said of a right one, or a function of what has happened in it."""
     require(callable(step), f"A function `step(rank)` is wanted, not {shown(step)}.{dots_left()}")
     with trying("Your step"):
         run, faults = level.try_step(step)
     require(run.bars, f"{' '.join(faults) or 'The step does nothing.'}{dots_left()}")
     display(level.picture(run))  # type: ignore[no-untyped-call]
     require(not faults, " ".join(faults))
-    right(praise)
+    right(praise if isinstance(praise, str) else praise(run))
 
 
 @exercise(
@@ -61,7 +64,14 @@ def zero2(answer: Step) -> None:
 )
 def zero3(answer: Step) -> None:
     """ZeRO-3: weights are shards, gathered one layer ahead."""
-    try_level(budgets.ZERO3, answer, "So does FSDP: it gathers one layer ahead, and keeps the last one for backward.")
+    try_level(budgets.ZERO3, answer, _praise_gathers)
+
+
+def _praise_gathers(run: Run) -> str:
+    count = sum(bar.call == "all_gather" and bar.lane == "network" for bar in run.bars if bar.rank == 0)
+    if count <= 2 * run.world.layers - 2:
+        return f"{count} gathers, and no step has fewer: the last two layers stay whole from forward to backward."
+    return f"{count} gathers, nearly all beside a computation. With two whole layers at the turn six would be enough."
 
 
 @exercise(

@@ -57,6 +57,9 @@ def play_states(width: int, ranks: int) -> tuple[int, int, int]:
     return now["parameters"], now["gradients"], now["optimizer"]
 
 
+ADAMW = " AdamW keeps two numbers for each parameter, in float32 as well, and FSDP has cut them as it cuts parameters."
+
+
 @exercise(
     "A number in float32 has 4 bytes. How many numbers has a rank for each parameter of its piece, and what for?",
     "Parameters and gradients are 4 * parameters / ranks each. AdamW keeps a mean and a mean of squares.",
@@ -74,7 +77,7 @@ def states(answer: Callable[[int, int], tuple[float, float, float]]) -> None:
             require(
                 abs(mine - played) <= NEAR * played,
                 f"{case}: when the optimizer begins, a simulated rank has {played:,} bytes of {name}; "
-                f"you say {mine:,.0f}.",
+                f"you say {mine:,.0f}.{ADAMW if name == 'optimizer' else ''}",
             )
     right("Together 16 bytes for each parameter, divided by the ranks.")
 
@@ -93,6 +96,36 @@ def play_kept(tokens: int, width: int, hidden: int) -> int:
     return two - one
 
 
+PARTS = {"width": "norms and attention", "hidden": "the feed-forward network"}
+
+
+def _grow(kept: Callable[[int, int, int], float]) -> tuple[float, float]:
+    """Bytes of a token for each number of the width, and for each hidden unit; SMALL begins with one width, twice."""
+    (tokens, width, hidden), other, _ = SMALL
+    one, two = kept(*SMALL[0]) / tokens, kept(*other) / other[0]
+    each = (two - one) / (other[2] - hidden)
+    return (one - each * hidden) / width, each
+
+
+def _find_part(answer: Callable[[int, int, int], float]) -> str:
+    """Which rows of the table an answer has wrong, if only some are."""
+    try:
+        found = _grow(answer)
+    except Exception:  # noqa: BLE001  (it may be no formula)
+        return ""
+    wrong = {
+        name: "few" if mine < played else "many"
+        for name, mine, played in zip(PARTS, found, _grow(play_kept), strict=True)
+        if abs(mine - played) > NEAR * played
+    }
+    if len(wrong) != 1:
+        return ""
+    ((name, many),) = wrong.items()
+    return (
+        f" Your bytes that grow with `{name}` are too {many}, the others are right: look at {PARTS[name]} in the table."
+    )
+
+
 @exercise(
     "Go through the table: numbers of a token times bytes of a number, and how often. Then add up.",
     "A norm keeps 4 + 2 + 2 bytes for each of its `width` numbers, and there are two norms.",
@@ -109,7 +142,7 @@ def kept(answer: Callable[[int, int, int], float]) -> None:
         require(
             abs(found - played) <= NEAR * played,
             f"{case}: in a simulation a layer more keeps {played:,} bytes, {played / tokens:,.0f} for each token; you "
-            f"say {found:,.0f}, which are {found / tokens:,.0f} for each token.",
+            f"say {found:,.0f}, which are {found / tokens:,.0f} for each token.{_find_part(answer)}",
         )
     right("The simulated layer keeps a few bytes more: one number for each head, and one for each norm.")
 
@@ -117,11 +150,11 @@ def kept(answer: Callable[[int, int, int], float]) -> None:
 # -- choice
 GPUS, ROWS, PER_HOST = 256, 64, 8
 NAMES = ("dp", "tp", "rows", "recompute")
-estimate = functools.cache(
-    lambda dp, tp, rows, recompute: llama.estimate(
-        llama.LLAMA_70B, {"dp": dp, "tp": tp}, rows=rows, recompute=recompute
-    )
-)
+
+
+def estimate(dp: int, tp: int, rows: int, recompute: bool) -> tuple[float, float]:
+    """The bytes and the seconds of a layout; what the notebook has played is not played again."""
+    return llama.estimate(llama.LLAMA_70B, {"dp": dp, "tp": tp}, rows=rows, recompute=recompute)
 
 
 def require_layout(found: Any) -> None:

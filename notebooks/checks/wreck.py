@@ -46,6 +46,9 @@ def hang(answer: tuple[int, str]) -> None:
     late, fault = _fault("hang", HANG)
     if rank != late:
         require(False, f"Rank {rank} waits in a collective itself, as healthy ranks do. Another one is not there.")
+    require(
+        function != "sleep", f"Rank {rank} sleeps, but `sleep` is Python's. Which function of the program calls it?"
+    )
     outer = {"hang", "train", "main"}
     require(function not in outer, f"Rank {rank} is in `{function}`, but that has called another function, and so on.")
     require(function == FUNCTIONS[fault], f"No line of rank {rank} is in `{function}`. Look at its stack.")

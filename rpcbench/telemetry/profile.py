@@ -207,7 +207,8 @@ class Profile:
             reasons.setdefault(why, []).append(name)
         gone = [f"{_list_names(names)} missing: {why}" for why, names in reasons.items()]
         cut = [
-            f"the file lacks {count_noun(n, 'operator')} of {name}, the shortest" for name, n in self.left_out.items()
+            f"the file that .save() writes lacks {count_noun(n, 'operator')} of {name}, the shortest"
+            for name, n in self.left_out.items()
         ]
         return gone + cut
 

@@ -261,7 +261,7 @@ def test_a_profile_shows_its_longest_operators_and_says_how_many_more_there_are(
     assert lines[3].startswith("op0 ") and lines[SHOWN + 3 : -1] == [
         "… and 3 more operators: 1.45 s, in .table()",
         "worker2 is missing: it was <lost>",
-        "the file lacks 4 operators of worker1, the shortest",
+        "the file that .save() writes lacks 4 operators of worker1, the shortest",
     ]
     assert repr(made_of(worker1=[])).splitlines()[3:] == ["no operator of torch ran"]
     assert "it was &lt;lost&gt;" in many._repr_html_() and not many.complete

@@ -5,14 +5,14 @@
 # %% critical: wrong, from its end to its beginning | from its end to its beginning
 # [path[0]] is => [path[-1]] is
 # insert(0, last[path[0]]) => append(last[path[-1]])
-# %% critical: wrong, always the longest of those that can follow | which takes
+# %% critical: wrong, always the longest of those that can follow | short operations may follow it
 # => after = [name for name, (time, needs) in ops.items() if not needs]
 # => path = []
 # => while after:
 # =>     path.append(max(after, key=lambda name: ops[name][0]))
 # =>     after = [name for name, (time, needs) in ops.items() if path[-1] in needs]
 # => return path
-# %% critical: wrong, back from the end to the longest need | which takes
+# %% critical: wrong, back from the end to the longest need | need not lie on the longest way
 # ends, last = {}, => ends =
 # -         last[name] = max(needs, key=ends.get, default=None)
 # last[path[0]] is not None => ops[path[0]][1]
@@ -38,6 +38,8 @@
 # %% straggler: wrong, the one that came last most often | median lateness rank 0: 0
 # => last = [collective.index(max(collective)) for collective in arrivals]
 # => return max(set(last), key=last.count)
+# %% straggler: wrong, lists are those of ranks | Each list is that of a collective, not of a rank
+# for collective in arrivals] => for collective in zip(*arrivals)]
 # %% straggler: wrong, the median of the times as they are | It is rank
 # -     late = [[at - min(collective) for at in collective] for collective in arrivals]
 # -     medians = [median(ranks) for ranks in zip(*late)]
@@ -58,7 +60,7 @@
 # sums.index(max(sums)) => least.index(max(least))
 # %% straggler: wrong, the last of the last collective | It is rank
 # => return arrivals[-1].index(max(arrivals[-1]))
-# %% straggler: wrong, how late, not which rank | not 5
+# %% straggler: wrong, how late, not which rank | There is no rank 5: each list has 3 times
 # -     medians = [median(ranks) for ranks in zip(*late)]
 # -     return medians.index(max(medians))
 # +     return max(median(ranks) for ranks in zip(*late))
@@ -86,6 +88,10 @@
 # (busy) / len(busy) => (busy)
 # %% causes: wrong, the slowest for the mean | computing takes
 # sum(busy) / len => max
+# %% causes: wrong, the share of the step for that of computing | Here it is added to computing
+# -     return [mean, equal - mean, real - equal, step - real]
+# +     bubble = mean * (workers - 1) / (microbatches + workers - 1)
+# +     return [mean, bubble, real - mean - bubble, step - real]
 # %% causes: wrong, times and not differences | the bubble takes
 # equal - mean, real - equal, step - real => equal, real, step
 # %% causes: wrong, a bubble of p stages | the bubble takes
@@ -106,7 +112,7 @@
 # %% gain: wrong, Amdahl over all the work | times as fast, not
 # => share = ops[name][0] / sum(time for time, needs in ops.values())
 # => return 1 / (1 - share + share / factor)
-# %% gain: wrong, as if no other chain were left | times as fast, not
+# %% gain: wrong, as if no other chain were left | another chain is the longest after the repair
 def gain(ops, name, factor):
     ends, chains = {}, {}
     for each, (time, needs) in ops.items():

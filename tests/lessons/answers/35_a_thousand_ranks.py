@@ -1,4 +1,4 @@
-# %% states: wrong, one number of state | when the optimizer begins, a simulated rank has 262,152 bytes of optimizer
+# %% states: wrong, one number of state | bytes of optimizer; you say 131,072. AdamW keeps two numbers for each
 # 8 * piece => 4 * piece
 # %% states: wrong, gradients in two bytes | bytes of gradients; you say 65,536
 # return 4 * piece, 4 * piece => return 4 * piece, 2 * piece
@@ -14,7 +14,7 @@
 # return 4 * piece, 4 * piece, 8 * piece => return piece, piece, 2 * piece
 # %% states: wrong, optimizer first | bytes of parameters; you say 262,144
 # return 4 * piece, 4 * piece, 8 * piece => return 8 * piece, 4 * piece, 4 * piece
-# %% kept: wrong, one norm | 512 tokens, width 256, hidden 512
+# %% kept: wrong, one norm | that grow with `width` are too few, the others are right: look at norms and attention
 # 2 * norm => norm
 # %% kept: wrong, a norm in two bytes | which are 9,216 for each token
 # 4 * width + 2 * width => 2 * width + 2 * width
@@ -22,7 +22,7 @@
 # attention = 4 => attention = 3
 # %% kept: wrong, feed keeps its product alone | which are 7,168 for each token
 # feed = 4 => feed = 1
-# %% kept: wrong, silu is not kept | which are 9,216 for each token
+# %% kept: wrong, silu is not kept | that grow with `hidden` are too few, the others are right
 # feed = 4 => feed = 3
 # %% kept: wrong, all in four bytes | in a simulation a layer more keeps
 # attention = 4 * 2 => attention = 4 * 4

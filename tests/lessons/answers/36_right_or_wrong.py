@@ -151,14 +151,14 @@ program5 = ("step", "enter.weight", "left out")
 # => norm = sum(gradient.square().sum() for gradient in cut + whole).sqrt()
 # => for gradient in cut + whole:
 # =>     gradient *= (limit / norm).clamp(max=1)
-# %% mend: wrong, what is whole counts on each rank | the gradients have the right direction
+# %% mend: wrong, what is whole counts on each rank | is in the sum once for each rank
 # => square = sum(gradient.square().sum() for gradient in cut + whole)
 # => all_reduce(square)
 # => for gradient in cut + whole:
 # =>     gradient *= (limit / square.sqrt()).clamp(max=1)
 # %%% mend: wrong, the mean of the squares | the gradients have the right direction
 # all_reduce(square) => all_reduce(square.div_(2))
-# %% mend: wrong, norms are added | the gradients have the right direction
+# %% mend: wrong, norms are added | only squares add up
 # all_reduce(square) => all_reduce(square.sqrt_())
 # (square + sum => (square.square() + sum
 # %% mend: wrong, the pieces alone | the gradients have the right direction

@@ -57,6 +57,8 @@
 # rank.forward(layer, microbatch) => rank.forward(layer, microbatches[0])
 # %% early: wrong, a number | A function `step(rank)` is wanted, not 30
 early = 30
+
+
 # %% early: right, updates when the next all-reduce is under way
 def early(rank):
     (microbatch,) = rank.microbatches
@@ -70,6 +72,8 @@ def early(rank):
         rank.all_reduce("gradients", layer)
         before = layer
     rank.update(before)
+
+
 # %% zero1: wrong, a whole all-reduce | Messages: rank 0 sends 72 MB, and the limit is 48: all_reduce 48, all_gather 24
 # rank.reduce_scatter => rank.all_reduce
 # %% zero1: wrong, reduces for each micro-batch | Messages: rank 0 sends 72 MB, and the limit is 48: reduce_scatter 48
@@ -83,7 +87,7 @@ def early(rank):
 # +         rank.reduce_scatter("gradients", layer)
 # %% zero1: wrong, new parts stay where they are | does not have the new weights of layer 0: of 4 parts only 0 is new
 # -         rank.all_gather("weights", layer)
-# %% zero1: wrong, gathers before it updates | does not have the new weights of layer 0: of 4 parts only 0 is new
+# %% zero1: wrong, gathers before it updates | came too early, when no rank had updated its part
 # -         rank.update(layer)
 # -         rank.all_gather("weights", layer)
 # +         rank.all_gather("weights", layer)
@@ -119,6 +123,8 @@ def zero1(rank):
             rank.all_gather("weights", layer + 1)
     rank.update(0)
     rank.all_gather("weights", 0)
+
+
 # %% zero2: wrong, whole gradients until the end | Memory: rank 0 has 90 MB at 36 ms, and the limit is 80
 # -             rank.reduce_scatter("gradients", layer)
 # +             if microbatch == rank.microbatches[-1]:
@@ -138,6 +144,11 @@ def zero1(rank):
 # +             rank.all_gather("weights", layer)
 # %% zero2: wrong, new parts stay where they are | does not have the new weights of layer 0: of 4 parts only 0 is new
 # -         rank.all_gather("weights", layer)
+# %% zero2: wrong, gathers before it updates | came too early, when no rank had updated its part
+# -         rank.update(layer)
+# -         rank.all_gather("weights", layer)
+# +         rank.all_gather("weights", layer)
+# +         rank.update(layer)
 # %% zero2: wrong, gathers old weights, too | Messages: rank 0 sends
 # -             rank.reduce_scatter("gradients", layer)
 # +             rank.reduce_scatter("gradients", layer)
@@ -164,6 +175,8 @@ def zero3(rank):
         rank.reduce_scatter("gradients", layer)
     for layer in reversed(rank.layers):
         rank.update(layer)
+
+
 # %%% zero3: wrong, waits for each gather | Time: the step takes
 # -         rank.forward(layer, microbatch)
 # -         rank.free("weights", layer)
@@ -188,6 +201,8 @@ def zero3(rank):
         rank.reduce_scatter("gradients", layer)
     for layer in reversed(rank.layers):
         rank.update(layer)
+
+
 # %% zero3: wrong, the last layer is gathered again | the weights of layer 3 are there already, gathered before
 # -     for layer in reversed(rank.layers):
 # -         if layer > 0:
@@ -212,6 +227,26 @@ def zero3(rank):
 # -         if layer < last:
 # -             rank.all_gather("weights", layer + 1)
 # +         rank.all_gather("weights", layer + 1)
+# %% zero3: right, two layers stay whole
+def zero3(rank):
+    (microbatch,) = rank.microbatches
+    rank.all_gather("weights", 0)
+    for layer in rank.layers:
+        if layer < 3:
+            rank.all_gather("weights", layer + 1)
+        rank.forward(layer, microbatch)
+        if layer < 2:
+            rank.free("weights", layer)
+    for layer in reversed(rank.layers):
+        if 0 < layer < 3:
+            rank.all_gather("weights", layer - 1)
+        rank.backward(layer, microbatch)
+        rank.free("weights", layer)
+        rank.reduce_scatter("gradients", layer)
+    for layer in reversed(rank.layers):
+        rank.update(layer)
+
+
 # %% zero3: right, updates within backward
 # -         rank.reduce_scatter("gradients", layer)
 # -     for layer in reversed(rank.layers):
@@ -248,6 +283,8 @@ def pipeline(rank):
         backward_stage(rank, microbatch)
     for layer in rank.layers:
         rank.update(layer)
+
+
 # %% pipeline: wrong, backward first | what layer 3 has kept for micro-batch 0 is not there: forward of layer 3
 # -         if microbatch + ahead in rank.microbatches:
 # -             forward_stage(rank, microbatch + ahead)
@@ -268,6 +305,8 @@ def pipeline(rank):
         backward_stage(rank, microbatch)
     for layer in reversed(rank.layers):
         rank.update(layer)
+
+
 # %% both: wrong, all forwards first | Memory: rank 2 has 110 MB
 # rank.stages - rank.stage - 1 => len(rank.microbatches)
 # %% both: wrong, replicas alone | the gradient of layer 2 is partial. In its sum: micro-batches 0, 1, 2, 3, 4, 5, 6, 7;
@@ -326,6 +365,8 @@ def order(rank):
     for layer in reversed(rank.layers):
         rank.update(layer)
         rank.all_gather("weights", layer)
+
+
 # %% order: wrong, a layer is reduced after its first micro-batch | Backward has not added micro-batch 1, which this
 # -         for microbatch in rank.microbatches:
 # -             rank.backward(layer, microbatch)

@@ -8,6 +8,8 @@ hang = (3, "all_reduce")
 hang = (1, "main")
 # %% hang: wrong, the caller | Rank 1 is in `train`, but that has called
 hang = (1, "train")
+# %% hang: wrong, Python's function | `sleep` is Python's
+hang = (1, "sleep")
 # %% hang: wrong, a function that it is not in | No line of rank 1 is in `load_batch`
 hang = (1, "load_batch")
 # %% hang: wrong, no rank | The ranks are 0 to 3, not 4
