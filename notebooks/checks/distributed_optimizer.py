@@ -116,7 +116,7 @@ def global_norm(answer: Callable[[int, Weights], Any]) -> None:
         found = read(found, float, "The norm should be a number")
         where += ", with another one in the context that is not asked for," if beside else ""
         told = differ(wanted, found, ", and yours gave ")
-        slip = name_slip(found, _slips_of_norm(before, owners))
+        slip = name_slip(found, _slips_of_norm(before, owners), within=1e-6)
         require(math.isclose(found, wanted, rel_tol=1e-6), f"{where} it is {told}.{slip}")
         largest = max((row["bytes"] for row in seen.view["messages"].values()), default=0)
         require(largest < 6 * LARGE, f"A message of {largest} bytes has travelled: a gradient of {LARGE} numbers, "

@@ -183,7 +183,7 @@ def schedule(answer: Callable[[Sequence[costs.Round], float, float], float]) -> 
         require(abs(found - wanted) < 1e-6 * max(wanted, 1e-3),
                 f"{what[0].upper()}{what[1:]}, alpha = 1 ms and beta = 1 byte per ns: {_told(rounds)} takes "
                 f"{differ(wanted * 1e3, found * 1e3, ' ms; you say ', 6)} ms."
-                + name_slip(found, _slips_of_schedule(rounds, 1e-3, 1e9)))  # fmt: skip
+                + name_slip(found, _slips_of_schedule(rounds, 1e-3, 1e9), within=1e-6))  # fmt: skip
     right("That is the cost of any collective, once you have written down who sends what in which round.")
 
 

@@ -104,7 +104,7 @@ def may_delete(answer: Callable[[bool, bool, int], object]) -> None:
 def freed_after(answer: Callable[[list[Message]], int | None]) -> None:
     """`answer(messages)` is the number of messages after which the owner frees the value."""
     for text, wanted, why in (
-        ("+a -a", 2, "The first message has the number 1."),
+        ("+a -a", 2, "The second message removes the only user. (The first one has the number 1.)"),
         ("+a", None, "a is still a user."),
         ("+a +b -a -b", 4, "After three messages b is still a user."),
         ("+a +b -b", None, "a is still a user."),

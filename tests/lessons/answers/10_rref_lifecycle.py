@@ -80,7 +80,7 @@
 # requested. => users.
 # deleted.add => users.remove
 # requested == deleted => not users
-# %% freed_after: wrong, counts from 0 | The first message has the number 1
+# %% freed_after: wrong, counts from 0 | The second message removes the only user
 # => requested, deleted = set(), set()
 # => for number, (kind, fork) in enumerate(messages):
 # =>     (requested if kind == "ForkRequest" else deleted).add(fork)
