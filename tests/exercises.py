@@ -146,6 +146,7 @@ class Attempt(pytest.Item):
             assert self.answer.hint in text, text
             own = re.sub(r"(?m)^\[worker\d+\].*$", "", text)  # a worker that a check interrupts may print its traceback
             assert "Traceback" not in own, text
+            assert "On RANK" not in text, text  # `on_ranks` puts in the rank
 
     def _run(self, code: str) -> tuple[str, str]:
         """Return the name of the error, empty if there is none, and all text that is shown."""

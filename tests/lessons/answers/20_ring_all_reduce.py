@@ -120,6 +120,8 @@ def ring_all_reduce(x):
         x, size, lambda vector: reduce_scatter(vector, rank, size, shift),
         lambda chunk: all_gather(chunk, rank, size, shift),
     )
+# %% on_ranks: wrong, by way of float32 | rounded to float32 on its way: `x` is of torch.int64
+# rings.all_reduce(x, rank, size, shift) => rings.all_reduce(x.float(), rank, size, shift).to(x.dtype)
 # %% on_ranks: wrong, torch's own collective | calls all_reduce. Use messages only
 # => total = x.clone()
 # => dist.all_reduce(total)
