@@ -123,9 +123,9 @@ def _describe_totals(excess: Sequence[Excess], sums: Sequence[OperatorTotals], l
     on = "" if one.device == CPU else f" on {one.device}"
     calls = f"operators{on}, {one.calls} calls against {one.calls_elsewhere:.0f} elsewhere"
     said = f"It runs {'more' if one.more else 'no more'} {calls}"
-    if not longer:
-        return f"{said}, but they take no longer: {_ELSEWHERE}."
     took = f"{format_seconds(one.own)} against {format_seconds(one.own_elsewhere)}"
+    if not longer:
+        return f"{said}, but the difference, {took}, is less than a tenth of the waiting: {_ELSEWHERE}, too."
     most = [each for each in excess if each.device == one.device and each.longer > 0][:_CAUSES]
     named = ", ".join(f"{shorten_words(each.name, NAME_LENGTH)} ({_compare_calls(each)})" for each in most)
     return f"{said}, and is busy in them for {took}. The longest of the difference: {named}."

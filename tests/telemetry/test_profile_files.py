@@ -97,10 +97,8 @@ def test_a_rank_that_runs_more_operators_is_not_sent_to_its_data_loader(tmp_path
 
 def test_more_operators_that_take_no_longer_are_told_beside_other_causes(tmp_path: Path) -> None:
     cause = opened(tmp_path, uneven_job(batches=2, scale=0.1)).explain().splitlines()[1]
-    told = (
-        "It runs more operators, 6 calls against 3 elsewhere, but they take no longer: look at Python, data loading"
-    )
-    assert cause.strip().startswith(told)
+    told = "It runs more operators, 6 calls against 3 elsewhere, but the difference, 108 µs against 54.0 µs, is less"
+    assert cause.strip().startswith(told) and "look at Python, data loading" in cause
 
 
 def test_all_ranks_are_on_one_trace_that_perfetto_shows(tmp_path: Path) -> None:
