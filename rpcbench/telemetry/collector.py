@@ -257,8 +257,6 @@ class Collector:
             if kind == "joined" and (former := self._world.get(who.id)) is not None:
                 # A new incarnation: the state of the old one is gone, and its last receipts will not come.
                 self._earlier[who.id] = _ended_rows(former["tables"], former["incarnation"])
-                if former["state"] == "lost":
-                    self._lose_messages(who.id)
                 # In its place at once: without it a total would be too low for a moment.
                 totals = {name: former[name] for name in ("left_out", "trimmed", "counted", "met")}
                 self._world[who.id] = {**self._empty_member(who.id, who.name), **totals}
@@ -271,15 +269,6 @@ class Collector:
         if kind == "joined":
             self._watch_member(who.id)
         self._notify_subscribers()
-
-    def _lose_messages(self, member: int) -> None:
-        """Mark messages from a member that was lost as lost, if they were under way: its successor has sent others."""
-        at = time.monotonic()
-        tables = [one["tables"] for one in self._world.values()] + [self._earlier[member]]
-        for rows in [table["messages"] for table in tables if "messages" in table]:
-            for key, row in rows.items():
-                if member == row["from"] and row["received"] is None and row["lost"] is None:
-                    rows[key] = {**row, "lost": at}
 
     def _report_received(self, source: int, data: dict[str, Any]) -> None:
         if "probe" in data:

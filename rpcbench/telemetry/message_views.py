@@ -362,25 +362,25 @@ def _complete_since(member: dict[str, Any]) -> float:
 def _message_state(key: str, row: Row, world: World, complete: dict[int, float]) -> str:
     if row["received"] is not None:
         return "received"
-    sender, receiver = [world[end]["state"] if end in world else "lost" for end in (row["from"], row["to"])]
-    if row["lost"] is not None and not ("left" in (sender, receiver) and row["kind"] in _UNHURRIED):
+    sender, receiver = [world.get(row[end], _LOST) for end in ("from", "to")]
+    has_left = "left" in (sender["state"], receiver["state"])
+    if row["lost"] is not None and not (has_left and row["kind"] in _UNHURRIED):
         return "lost"
-    if receiver == "lost":  # it may have arrived: the receipts of a lost process's last moments are lost with it
+    since = max(receiver.get("since", 0.0), complete.get(row["to"], 0.0))
+    is_old = row["sent"] is not None and row["sent"] < since
+    by, to = incarnations_of(int(key.partition(".")[2], 16))
+    # It may have arrived: the receipt is among the reports that the receiver has left out, or that ended with it.
+    if has_left or receiver["state"] == "lost" or receiver.get("missed") or is_old or _is_former(to, receiver):
         return "untold"
-    if sender == "lost":
-        return "lost"
-    if "left" in (sender, receiver):
-        return "untold"
-    member = world[row["to"]]  # the receipt may be among the reports that it has left out, or that ended with it
-    since = max(member.get("since", 0.0), complete.get(row["to"], 0.0))
-    is_old = (row["sent"] is not None and row["sent"] < since) or _is_of_former(key, member)
-    return "untold" if member.get("missed") or is_old else "under way"
+    return "lost" if sender["state"] == "lost" or _is_former(by, sender) else "under way"
 
 
-def _is_of_former(key: str, receiver: Row) -> bool:
-    """Return whether a message went to an incarnation before the present one of its receiver."""
-    _, incarnation = incarnations_of(int(key.partition(".")[2], 16))
-    return is_newer(receiver["incarnation"], than=incarnation)
+_LOST: dict[str, Any] = {"state": "lost", "incarnation": 0}  # a member that is not known
+
+
+def _is_former(incarnation: int, member: dict[str, Any]) -> bool:
+    """Return whether this is an incarnation before the member's present one."""
+    return is_newer(member["incarnation"], than=incarnation)
 
 
 class MessageFamily(NamedTuple):

@@ -215,6 +215,7 @@ class _StepRows:
     number: int
     begin: float = math.inf  # of its first operation, in monotonic seconds
     parts: dict[int, Row] = field(default_factory=dict)  # by worker
+    passed: set[int] = field(default_factory=set)  # workers that have begun a later step
     ops: Table = field(default_factory=dict)
 
     @property
@@ -243,11 +244,15 @@ def _gather_steps(world: World) -> dict[int, _StepRows]:
             step = steps[row["step"]] = _StepRows(row["step"])
         step.ops[key] = row
         step.begin = min(step.begin, row["begin"])
+    latest: dict[tuple[str, int], int] = {}  # by run and worker
     for worker, _, row in rows_of(world, "steps"):
+        own = str(row.get("run", "")), worker
+        latest[own] = max(row["step"], latest.get(own, -1))
         if row["step"] in steps:
             steps[row["step"]].parts[worker] = row
     for step in steps.values():
         step.drop_earlier_runs()
+        step.passed = {worker for (run, worker), number in latest.items() if run == step.run and number > step.number}
     return steps
 
 
@@ -275,7 +280,8 @@ def _step_row(step: _StepRows, world: World) -> Row:
 def _step_state(step: _StepRows, world: World) -> str:
     states = {part["state"] for part in step.parts.values()}
     workers = {worker for part in step.parts.values() for worker in part["workers"]}
-    if workers and workers <= step.parts.keys() and states == {"done"}:
+    workers = workers or {op["worker"] for op in step.ops.values()}  # of a step that all have forgotten
+    if workers <= step.parts.keys() and states == {"done"}:
         return "complete"
     silent = {worker for worker in workers if not _may_report(step, worker, world)}
     ended = all(step.parts.get(worker, {}).get("state") == "done" for worker in workers - silent)
@@ -289,11 +295,12 @@ def _step_state(step: _StepRows, world: World) -> str:
 
 
 def _may_report(step: _StepRows, worker: int, world: World) -> bool:
-    """Return whether a worker may still report its end of a step: it is there, and has not begun anew since."""
+    """Return whether a worker has reported its part of a step, or may still do so: it is there, has not been started
+    again since, and has not begun a later step, as it forgets steps long ago."""
     member = world.get(worker)
     if member is None or member["state"] in GONE:
         return False
-    return worker in step.parts or step.begin >= member.get("since", 0.0)
+    return worker in step.parts or (worker not in step.passed and step.begin >= member.get("since", 0.0))
 
 
 def _step_worker_rows(row: Row, step: _StepRows) -> Iterator[tuple[str, Row]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from worlds import until
 
 import rpcbench
+from rpcbench.base.errors import StageLostError
 from rpcbench.pipeline import Pipeline, split
 from rpcbench.rpc import rpc_async, rpc_sync
 from rpcbench.telemetry import message_views
@@ -25,6 +27,7 @@ def test_messages_of_before_a_restart_are_not_in_flight() -> None:
     with rpcbench.Cluster(1) as cluster:
         collector = current_collector()
         stop = collector.subscribe(lambda: None, MESSAGES)
+        assert collector.settle()  # else the worker may not report its first messages
         for number in range(20):
             rpc_sync("worker1", abs, (number,))
         assert collector.settle()
@@ -134,3 +137,28 @@ def test_a_restarted_worker_keeps_its_part_in_collectives_of_before() -> None:
 
 def keys(world: dict[int, dict[str, object]], state: str) -> set[str]:
     return {key for key, row in messages_view(world)["messages"].items() if row["state"] == state}
+
+
+@pytest.mark.parametrize("name", ["worker1", "worker2"])
+def test_a_step_that_has_ended_is_neither_failed_nor_running_after_a_worker_was_killed(name: str) -> None:
+    """Whenever the worker dies, its last reports are lost with it; the driver has the result of each step."""
+    with rpcbench.Cluster(2) as cluster:
+        collector = current_collector()
+        stop = collector.subscribe(lambda: None, MESSAGES)
+        stages = split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), cluster.workers)
+        sgd = (torch.optim.SGD, {"lr": 0.1})
+        pipe = Pipeline(stages, microbatches=4, loss_fn=nn.functional.mse_loss, optimizer=sgd)
+        threading.Timer(0.5, os.kill, (cluster.pid(name), signal.SIGKILL)).start()
+        ended = -1
+        with pytest.raises(StageLostError):
+            while True:
+                ended = pipe.step(torch.ones(8, 4), torch.ones(8, 2)).rows[0]["step"]
+        assert collector.settle()
+
+        def states() -> dict[int, str]:
+            return {row["step"]: row["state"] for row in pipeline_view(collector.world())["steps"].values()}
+
+        until(lambda: all(step > ended for step, state in states().items() if state == "failed"))
+        cluster.restart(name)
+        until(lambda: "running" not in states().values())
+        stop()

@@ -100,6 +100,26 @@ def test_a_step_that_all_others_have_ended_has_not_failed_with_a_worker_that_was
     assert [(row["step"], row["state"]) for row in view["steps"].values()] == [(0, "complete")]
 
 
+def test_a_step_that_a_worker_has_forgotten_is_not_listed():
+    """A worker keeps the last few steps; rows of one that was lost stay."""
+    later = [op(2, "1F0", 20.0, 21.0, step=9)]
+    for state in ("lost", "up"):
+        view = pipeline_view(world([*OPS, *later], [DONE[0], part(2, step=9)], states=("up", state, "up", "up")))
+        assert "1" not in view["steps"], state
+    assert (
+        "1"
+        not in pipeline_view(
+            world(
+                [*OPS, *later, op(1, "0F0", 20.0, 21.0, step=9)],
+                [
+                    part(1, step=9),
+                    part(2, step=9),
+                ],
+            )
+        )["steps"]
+    )
+
+
 def test_a_step_of_before_a_restart_does_not_run_for_ever():
     found = world(OPS, [DONE[0]])
     found[2]["since"] = 20.0
