@@ -5,6 +5,9 @@ simplest one. `Run` has the results by rank, and the collectives and messages of
 
 An error of the answer becomes a hint with the rank and the line. So does an answer that hangs: all ranks that have not
 returned wait, and their main threads compute nothing for `STILL` seconds; the hint says for which rank they wait.
+
+A rank that waits inside of torch may not end when it is interrupted. No answer can run there before the worker is
+restarted: the hint says so, and so does that of each later answer.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ POLL = 0.25
 TRANSFERS = ("send", "recv")
 WAITING = ("torch", "rpcbench", "threading")  # packages with code that waits
 ANSWER = 3.0  # seconds in which a worker reports that lets other threads run
+ENDS = 2.0  # seconds in which an answer that was interrupted ends, or it will not
+GROUP_MAKERS = ("new_group", "new_subgroups", "new_subgroups_by_enumeration", "init_device_mesh")  # functions of torch
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ def run_on_ranks(program: Callable[..., Any], answer: Any, given: Sequence[tuple
     """Run `program(answer, *given[rank])` on the first workers, one for each rank that has something given."""
     workers = rpcbench.cluster().workers[: len(given)]
     require(len(workers) == len(given), _how_to_have(len(given)))
+    require(not (former := _why_not_free(workers)), former)
     token = uuid.uuid4().hex
     watch = Watch(token, workers)
     try:
@@ -75,7 +81,7 @@ def run_on_ranks(program: Callable[..., Any], answer: Any, given: Sequence[tuple
     except KeyboardInterrupt:
         if not watch.told:
             raise
-        raise NotYet(watch.told) from None
+        raise NotYet(f"{watch.told} {_why_not_free(workers)}".rstrip()) from None
     except rpcbench.RpcError as error:
         raise NotYet(_why_lost(workers) or _why_failed(token, workers) or _instructed(error)) from None
     except Exception:
@@ -100,6 +106,33 @@ def _how_to_have(size: int) -> str:
     names, verb = " and ".join(lost), "is" if len(lost) == 1 else "are"
     gone = f"{names} {verb} lost, perhaps by an answer before. " if lost else ""
     return f"{gone}{size} workers are needed: `%cluster scale {size}`."
+
+
+def _why_not_free(workers: Sequence[str]) -> str:
+    """The ranks that still run an answer which was interrupted, and the way out."""
+    until = time.monotonic() + ENDS
+    while (busy := _still_running(workers)) and time.monotonic() < until:
+        time.sleep(POLL)
+    if not busy:
+        return ""
+    ranks, verb = ("Rank", "runs") if len(busy) == 1 else ("Ranks", "run")
+    names = " ".join(workers[rank] for rank in busy)
+    return (
+        f"{ranks} {' and '.join(map(str, busy))} still {verb} the answer that hangs: it waits inside of torch, where no "
+        f"interrupt ends it. Nothing else can run there before `%cluster restart {names}`."
+    )
+
+
+def _still_running(workers: Sequence[str]) -> list[int]:
+    futures = [rpc.rpc_async(name, runs_an_answer, timeout=ANSWER) for name in workers]
+    return [rank for rank, future in enumerate(futures) if _is_true(future)]
+
+
+def _is_true(future: Any) -> bool:
+    try:
+        return bool(future.wait())
+    except rpcbench.RpcError:  # it is late, or lost: the run itself tells of that
+        return False
 
 
 def _instructed(error: Exception) -> str:
@@ -137,6 +170,7 @@ class Report:
     seconds: float  # of computing, of its main thread
     failed: str = ""
     at: float = 0.0  # when it has failed
+    groups: bool = False  # it makes a process group
 
 
 class Watch:
@@ -208,7 +242,17 @@ def _why_hanging(reports: Sequence[Report | None], workers: Sequence[str]) -> st
     gone = [str(other) for other in range(len(workers)) if other not in waits]
     others = f"rank {' and '.join(gone)} {'has' if len(gone) == 1 else 'have'} returned already" if gone else ""
     others = others or "the others wait, too"
-    return f"{len(workers)} ranks: rank {rank} waits{where}{_for_whom(rank, workers)} for ever; {others}."
+    return f"{len(workers)} ranks: rank {rank} waits{where}{_for_whom(rank, workers)} for ever; {others}.{_for_groups(reports)}"
+
+
+def _for_groups(reports: Sequence[Report | None]) -> str:
+    """The reason, if a rank waits where it makes a group."""
+    if not any(report is not None and report.groups and not report.done for report in reports):
+        return ""
+    return (
+        " All ranks make a group together: each of them must make all groups, also those of which it is no member, in "
+        "the same order."
+    )
 
 
 def _for_whom(rank: int, workers: Sequence[str]) -> str:
@@ -285,7 +329,13 @@ def report(token: str) -> Report | None:
     inner = frames[: next((n for n, (frame, _) in enumerate(frames) if frame.f_code is attempt.__code__), 0)]
     own = [frame for frame, _ in inner if frame.f_globals.get("__name__", "").partition(".")[0] not in WAITING]
     place = hash(tuple((id(frame), frame.f_lasti) for frame in own))  # below it a wait may look again and again
-    return Report(state.done, _line(inner), place, seconds, state.failed, state.at)
+    groups = any(frame.f_code.co_name in GROUP_MAKERS for frame, _ in inner)
+    return Report(state.done, _line(inner), place, seconds, state.failed, state.at, groups)
+
+
+def runs_an_answer() -> bool:
+    """Whether the main thread of this worker is within an answer."""
+    return bool(_state.token) and not _state.done
 
 
 def _line(frames: Sequence[tuple[Any, int]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -23,15 +24,16 @@ shared = cluster_fixture(3)
 GIVEN = [(torch.full((4,), float(rank)),) for rank in range(3)]
 
 
+def run_plainly(answer, given=GIVEN):
+    return on_ranks.run_on_ranks(on_ranks.call_answer, answer, given)
+
+
 @pytest.fixture
 def run(shared: Cluster) -> Iterator[object]:
     """After each answer, also a wrong one, the workers run the next one."""
 
-    def run(answer, given=GIVEN):
-        return on_ranks.run_on_ranks(on_ranks.call_answer, answer, given)
-
-    yield run
-    assert run(lambda x: dist.get_rank()).values == [0, 1, 2]
+    yield run_plainly
+    assert run_plainly(lambda x: dist.get_rank()).values == [0, 1, 2]
 
 
 def answer_of(source: str):
@@ -98,6 +100,28 @@ def test_of_ranks_that_fail_alike_the_lowest_is_told(run):
 def test_a_hang_is_told_with_the_rank_that_is_missing(run, body, line, end):
     error = told(run, f"def answer(x):\n    {body}\n")
     assert error == f"3 ranks: rank 0 waits in your line `{line or body}`{end}"
+
+
+def test_a_group_that_one_rank_makes_alone_is_told_with_the_reason(run):
+    error = told(run, "def answer(x):\n    if dist.get_rank() == 0:\n        dist.new_group([0, 1])\n")
+    assert error.startswith("3 ranks: rank 0 waits in your line `dist.new_group([0, 1])` for ever"), error
+    assert "All ranks make a group together: each of them must make all groups" in error, error
+
+
+def test_a_rank_that_cannot_be_interrupted_is_named_with_the_way_out(shared):
+    alone = "dist.TCPStore('127.0.0.1', 0, 2, True, wait_for_workers=True)"  # waits in C++ for a second client
+    way_out = (
+        "Rank 1 still runs the answer that hangs: it waits inside of torch, where no interrupt ends it. Nothing else "
+        "can run there before `%cluster restart worker2`."
+    )
+    error = told(run_plainly, f"def answer(x):\n    if dist.get_rank() == 1:\n        {alone}\n")
+    assert error.endswith(way_out), error
+    begin = time.monotonic()
+    assert told(run_plainly, "def answer(x):\n    return x\n") == way_out
+    assert time.monotonic() - begin < 20
+    with pytest.warns(RuntimeWarning, match="worker2 had not ended"):
+        shared.restart("worker2")
+    assert run_plainly(lambda x: dist.get_rank()).values == [0, 1, 2]
 
 
 def test_an_answer_that_computes_for_ever_is_interrupted(run, monkeypatch):
