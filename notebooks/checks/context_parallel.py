@@ -14,6 +14,7 @@ from torch import Tensor
 from checks import NotYet, differ, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.flights import Flights, Seen
 from checks.on_ranks import Run, run_on_ranks
 
 Part = tuple[Tensor, Tensor, Tensor]
@@ -229,46 +230,91 @@ def on_ranks(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     row = torch.randn(3, RANKS * SLICE, WIDTH, generator=made, dtype=torch.double)
     given = [tuple(each.clone() for each in part.unbind()) for part in row.chunk(RANKS, 1)]
     ran = run_on_ranks(read_here, answer, given)
-    for rank, found in enumerate(ran.values):
-        _reads(rank, returned(found), row)
+    for rank, (_, seen) in enumerate(ran.values):
+        require(not (why := seen.why_wrong()), f"Rank {rank} {why}")
+    _read([returned(found) for found, _ in ran.values], row)
     _messages_of_a_ring(ran)
+    for rank, (_, seen) in enumerate(ran.values):
+        _computes_meanwhile(rank, seen)
     right("No rank had more than two slices of the row at once, and all have read the whole row.")
 
 
-def read_here(answer: Callable[[Tensor, Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor) -> Any:
-    """On a worker: what the answer returns."""
+def read_here(answer: Callable[[Tensor, Tensor, Tensor], Any], *slices: Tensor) -> tuple[Any, Seen]:
+    """On a worker: what the answer returns, and what happened to its messages."""
     if dist.get_rank() == 0:
         time.sleep(LATE)
-    return answer(query, key, value)
+    with Flights() as flights:
+        found = answer(*slices)
+    return found, flights.seen()
 
 
-def _reads(rank: int, found: Any, row: Tensor) -> None:
-    told = f"Rank {rank}"
-    require(isinstance(found, Tensor), f"{told} returns {shown(found)}, not a tensor.")
+def _computes_meanwhile(rank: int, seen: Seen) -> None:
+    """In each step whose slice its queries see: rank r those of the steps 0 to r."""
+    for step, meanwhile in enumerate(seen.meanwhile[: rank + 1]):
+        require(meanwhile, f"Right; but in step {step} rank {rank} computes nothing while the messages are under way. "
+                "It begins them after it has computed, or waits for them before.")  # fmt: skip
+
+
+def _read(found: list[Any], row: Tensor) -> None:
+    """Each rank has returned what its queries read. A slip is named if it explains the results of all ranks."""
     wanted = _attention(row, _before(RANKS * SLICE))
-    require(found.shape != wanted.shape, f"{told} returns the whole row; its own {SLICE} places are wanted.")
-    require(found.shape == (SLICE, WIDTH), f"{told} returns {list(found.shape)}; {[SLICE, WIDTH]} is wanted.")
+    for rank, each in enumerate(found):
+        told = f"Rank {rank}"
+        require(isinstance(each, Tensor), f"{told} returns {shown(each)}, not a tensor.")
+        require(each.shape != wanted.shape, f"{told} returns the whole row; its own {SLICE} places are wanted.")
+        require(each.shape == (SLICE, WIDTH), f"{told} returns {list(each.shape)}; {[SLICE, WIDTH]} is wanted.")
+    whole = torch.cat(found)
+    slip = next((f" It is as if {name}" for name, other in _slips(row).items() if torch.allclose(whole, other)), "")
+    for rank, (each, right_one) in enumerate(zip(found, wanted.chunk(RANKS), strict=True)):
+        close = torch.allclose(each, right_one, atol=EXACT, rtol=EXACT)
+        told = f"Rank {rank} does not return what its queries read of the whole row."
+        require(close, f"{told}{slip or ' Which slice is here in each step?'}")
+
+
+def _slips(row: Tensor) -> dict[str, Tensor]:
+    """What all ranks return after a mistake."""
     place = torch.arange(RANKS * SLICE)
-    owner, own = place // SLICE, slice(rank * SLICE, (rank + 1) * SLICE)
-    steps = (rank - owner) % RANKS  # after which a slice is here
-    late, local = owner[:, None] >= owner, place[:, None] % SLICE >= place % SLICE
-    slips = {
+    owner, causal = place // SLICE, _before(RANKS * SLICE)
+    mine, theirs = owner[:, None], owner
+    own, late, local = mine == theirs, mine >= theirs, place[:, None] % SLICE >= place % SLICE
+    steps = (mine - theirs) % RANKS  # after which a slice is here
+    uncorrected = "sums that count from different largest scores had been added up without a correction."
+    return {
         "its queries had seen places that lie ahead of them, in all slices.": _attention(row, place[:, None] >= 0),
         "its queries had seen all of their own slice, also what lies ahead.": _attention(row, late),
-        "its queries had seen their own slice only.":
-            _attention(row, _before(RANKS * SLICE) & (owner[:, None] == owner)),
+        "its queries had seen their own slice only.": _attention(row, causal & own),
         "the mask of its own slice had been used for all slices.": _attention(row, late & local),
+        "all slices had been seen, also those that lie ahead.": _attention(row, ~own | causal),
         "slices that lie ahead had been seen, and those before not.":
-            _attention(row, (owner[:, None] < owner) | (_before(RANKS * SLICE) & (owner[:, None] == owner))),
+            _attention(row, (mine < theirs) | (causal & own)),
         "the numbers of the slices were counted the other way round.":
-            _attention(row, ((rank + steps) % RANKS <= rank) & ((steps > 0) | local)),
+            _attention(row, ((mine + steps) % RANKS <= mine) & ((steps > 0) | local)),
         "softmaxes over single slices had been averaged. Their totals are not alike.": _mean_of_blocks(row),
-        "softmaxes over single slices had been added up.": _mean_of_blocks(row) * (owner + 1)[:, None],
+        "softmaxes over single slices had been added up.": _mean_of_blocks(row) * (mine + 1),
+        **{uncorrected + " " * number: _uncorrected(row, *which) for number, which in enumerate(UNCORRECTED)},
     }  # fmt: skip
-    close = torch.allclose(found, wanted[own], atol=EXACT, rtol=EXACT)
-    slip = next((f" It is as if {name}" for name, other in slips.items() if torch.allclose(found, other[own])), "")
-    lost = " Which slice is here in each step? Was each message waited for?" if not slip else ""
-    require(close, f"{told} does not return what its queries read of the whole row.{slip or lost}")
+
+
+UNCORRECTED = [(True, True), (True, False), (False, True)]  # whether `read`, and `total`, is left as it was
+
+
+def _uncorrected(row: Tensor, read_too: bool, total_too: bool) -> Tensor:
+    """Sums that are not multiplied by exp(old largest - new largest) when a larger score has come."""
+    queries, keys, values = (part.chunk(RANKS) for part in row)
+    results = []
+    for rank in range(RANKS):
+        largest = torch.full((SLICE, 1), -math.inf, dtype=row.dtype)
+        read, total = torch.zeros_like(queries[rank]), torch.zeros_like(largest)
+        for other in range(rank, -1, -1):
+            scores = queries[rank] @ keys[other].T / math.sqrt(WIDTH)
+            scores = scores.masked_fill(~_before(SLICE), -math.inf) if other == rank else scores
+            new = torch.maximum(largest, scores.amax(1, keepdim=True))
+            shrink, weights = (largest - new).exp(), (scores - new).exp()
+            read = read * (1 if read_too else shrink) + weights @ values[other]
+            total = total * (1 if total_too else shrink) + weights.sum(1, keepdim=True)
+            largest = new
+        results.append(read / total)
+    return torch.cat(results)
 
 
 def _before(length: int) -> Tensor:

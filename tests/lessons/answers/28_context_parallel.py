@@ -140,6 +140,36 @@ def merge(a, b):
 # for step in range(size): => for step in range(1):
 # -             travels = [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)]
 # there = came => pass
+# %% on_ranks: wrong, waits for both messages before it computes | rank 0 computes nothing while the messages are under way
+# owner = (rank - step) % size => [travel.wait() for travel in travels]; owner = (rank - step) % size
+# -         for travel in travels:
+# -             travel.wait()
+# %% on_ranks: wrong, sends after it has computed | rank 0 computes nothing while the messages are under way
+# travels = [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)] => pass
+# -         for travel in travels:
+# +         if step < size - 1:
+# +             travels = [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)]
+# +         for travel in travels:
+# %% on_ranks: wrong, receives into the tensor that it sends | receives into a tensor that is still being sent
+# came = torch.empty_like(there) => came = there
+# %% on_ranks: wrong, two buffers, and no wait for what is sent | receives into a tensor that is still being sent
+# there = torch.stack([key, value]) => there = torch.stack([key, value]); other = torch.empty_like(there)
+# came = torch.empty_like(there) => came = other
+# -         for travel in travels:
+# -             travel.wait()
+# -         there = came
+# +         if travels:
+# +             travels[1].wait()
+# +         there, other = came, there
+# %% on_ranks: wrong, never waits for what it sends | has not waited for 3 messages that it has sent
+# for travel in travels: => for travel in travels[1:]:
+# %% on_ranks: wrong, does not correct the sums | different largest scores had been added up without a correction
+# read = read * shrink + weights => read = read + weights
+# total = total * shrink + weights => total = total + weights
+# %% on_ranks: wrong, sees all slices | all slices had been seen, also those that lie ahead
+# if owner <= rank: => if True:
+# %% on_ranks: right, receives in the background by one call
+# travels = [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)] => away = dist.P2POp(dist.isend, there, (rank + 1) % size); back = dist.P2POp(dist.irecv, came, (rank - 1) % size); travels = dist.batch_isend_irecv([away, back])
 # %% on_ranks: wrong, sends its own slice again and again | does not return what its queries read
 # dist.isend(there, => dist.isend(mine,
 # read, total = => mine, read, total = there,
