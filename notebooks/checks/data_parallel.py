@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checks import differ, exercise, name_slip, read, require, returned, right, shown, trying
+from checks import differ, dots_left, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.on_ranks import Run, run_on_ranks
@@ -64,10 +64,24 @@ def combined(answer: Callable[[Sequence[torch.Tensor], Sequence[int]], torch.Ten
         far = float((found - of_each.mean(0)).abs().max())
         near = 1e-9 if kind == torch.double else 1e-5
         told = "" if shape == (3,) else f" Here a gradient has the shape {shape}."
-        require(far < near, f"{asked} it is {far:.2g} away from the gradient of all.{told}")
+        slip = _combined_slip(found, gradients, samples, near)
+        require(far < near, f"{asked} it is {far:.2g} away from the gradient of all.{told}{slip}")
         same = len(given) == len(gradients) and all(map(torch.equal, given, gradients))
         require(same, "The right gradient; but the gradients that were given have changed. Make a new tensor.")
     right("A replica counts as much as it has samples.")
+
+
+def _combined_slip(found: Tensor, gradients: Sequence[Tensor], samples: Sequence[int], near: float) -> str:
+    """Return the sentence on the mistake that may have led to an answer of `combined`; empty if none is known."""
+    total: Any = sum(gradient * count for gradient, count in zip(gradients, samples, strict=True))
+    plain: Any = sum(gradients)
+    slips = {
+        "It is the mean of the replicas' means, in which each replica counts alike.": plain / len(samples),
+        "It is the sum of the replicas' means.": plain,
+        "It is divided by the number of replicas, but the weights are numbers of samples.": total / len(samples),
+        "It is a sum over the samples, not a mean.": total,
+    }
+    return next((f" {said}" for said, slip in slips.items() if torch.allclose(found, slip, atol=near)), "")
 
 
 @exercise(
@@ -106,6 +120,8 @@ def _slip(found: float, workers: int, microbatches: int, replicas: int, reduce: 
         "That has half of the rounds of an all-reduce: there are 2 (r - 1).": turns + sending / 2,
         "A worker has the gradients of its own stage alone, not of the whole model.": turns + sending * stages,
         "In each round a worker sends 1 / r of its gradients.": turns + sending * replicas,
+        "Stages and replicas have changed places: with r replicas there are workers / r stages.":
+            3 / replicas * (microbatches / stages + replicas - 1) + 2 * (stages - 1) / stages * reduce / replicas,
     }  # fmt: skip
     return name_slip(found, slips, 1e-6)
 
@@ -127,7 +143,7 @@ CASES: list[tuple[int, int, dict[int, float], dict[int, float], float]] = [
 
 
 # -- two dimensions of workers
-STAGES, SAMPLES = 2, [7, 3]  # of a pipeline; of each replica
+LAYOUTS = [(2, [7, 3]), (1, [7, 3, 5, 1]), (4, [6])]  # stages of a pipeline, and samples of each replica
 OWN = [torch.tensor([float(rank + 1), 10.0 * rank, -(2.0**rank)], dtype=torch.double) for rank in range(4)]  # gradients
 
 
@@ -138,12 +154,13 @@ OWN = [torch.tensor([float(rank + 1), 10.0 * rank, -(2.0**rank)], dtype=torch.do
 )
 def on_ranks(answer: Callable[[Tensor, int, int], Tensor]) -> None:
     """`answer(gradient, samples, stages)` runs on each worker: the gradient of its stage over all samples."""
-    given = [(own.clone(), SAMPLES[rank // STAGES], STAGES) for rank, own in enumerate(OWN)]
-    ran = run_on_ranks(gradient_here, answer, given)
-    for rank, (found, after) in enumerate(ran.values):
-        _of_its_stage(rank, returned(found))
-        require(torch.equal(after, OWN[rank]), f"Rank {rank}: `gradient` was changed; return a new tensor.")
-    _little_sent(ran)
+    for stages, samples in LAYOUTS:
+        given = [(own.clone(), samples[rank // stages], stages) for rank, own in enumerate(OWN)]
+        ran = run_on_ranks(gradient_here, answer, given)
+        for rank, (found, after) in enumerate(ran.values):
+            _of_its_stage(rank, returned(found), stages, samples)
+            require(torch.equal(after, OWN[rank]), f"Rank {rank}: `gradient` was changed; return a new tensor.")
+        _little_sent(ran)
     right("Each stage has talked to its copies in the other replicas, and to no other stage.")
 
 
@@ -152,26 +169,32 @@ def gradient_here(answer: Callable[[Tensor, int, int], Any], gradient: Tensor, *
     return answer(gradient, *rest), gradient
 
 
-def _of_its_stage(rank: int, found: Any) -> None:
+def _of_its_stage(rank: int, found: Any, stages: int, samples: Sequence[int]) -> None:
     require(isinstance(found, Tensor), f"Rank {rank} returns {shown(found)}, not a tensor.")
-    copies = [other for other in range(len(OWN)) if other % STAGES == rank % STAGES]
-    replica = [other for other in range(len(OWN)) if other // STAGES == rank // STAGES]
-    everybody = [*range(len(OWN))]
+    copies = [other for other in range(len(OWN)) if other % stages == rank % stages]
+    replica = [other for other in range(len(OWN)) if other // stages == rank // stages]
+    everybody, pair = [*range(len(OWN))], [rank % 2, rank % 2 + 2]  # which have the same stage of two
+    of_two = {
+        f"It is that of ranks {pair[0]} and {pair[1]}, which have the same stage of two, not of {stages}.":
+            _mean(pair, [samples[other // stages] for other in pair]),
+    }  # fmt: skip
     slips = {
         "It is its own gradient: nothing was added.": OWN[rank],
-        "It is the plain mean over the replicas, and they have 7 and 3 samples.": _mean(copies, [1] * len(copies)),
+        f"It is the plain mean over the replicas, and they have {' and '.join(map(str, samples))} samples.":
+            _mean(copies, [1] * len(copies)),
         "It is a sum over the replicas, not a mean.": _mean(copies, [1] * len(copies)) * len(copies),
-        "It is a sum over the samples, not a mean.": _mean(copies, SAMPLES) * sum(SAMPLES),
+        "It is a sum over the samples, not a mean.": _mean(copies, samples) * sum(samples),
+        **(of_two if stages != 2 else {}),
         "It is that of both stages of one replica.": _mean(replica, [1] * len(replica)),
         "It is the sum of both stages of one replica.": _mean(replica, [1] * len(replica)) * len(replica),
         "It is that of all ranks: two stages, which have different parameters, were added up.":
-            _mean(everybody, [SAMPLES[other // STAGES] for other in everybody]),
+            _mean(everybody, [samples[other // stages] for other in everybody]),
         "Two stages, which have different parameters, were added up.": _mean(everybody, [1] * 4) * 4,
     }  # fmt: skip
-    wanted = _mean(copies, SAMPLES)
+    wanted = _mean(copies, samples)
     slip = next((f" {told}" for told, other in slips.items() if torch.allclose(found, other)), "")
     close = found.shape == wanted.shape and torch.allclose(found, wanted)
-    require(close, f"Rank {rank}, stage {rank % STAGES} of replica {rank // STAGES}, returns {_short(found)}, not "
+    require(close, f"Rank {rank}, stage {rank % stages} of replica {rank // stages}, returns {_short(found)}, not "
             f"{_short(wanted)}.{slip}")  # fmt: skip
 
 
@@ -206,11 +229,15 @@ def best(answer: Callable[..., int | None]) -> None:
         given = "; ".join(f"{r} replicas: {times[r]:g} ms, {sizes[r]:g} bytes" for r in times)
         with trying():
             found = answer(workers, microbatches, _of(times, case, "time"), _of(sizes, case, "held"), budget)
-        if workers == 4 and budget == 10:  # the first case, which has a best layout
+        if workers == 4 and budget == 10 and dots_left():  # the first case, which has a best layout
             returned(found)
+        quickest = min(times, key=lambda replicas: times[replicas])
+        told = ""
+        if found is None and wanted is not None and sizes[quickest] > budget:
+            told = f" The fastest layout of all, {quickest} replicas, does not fit; of those that fit take the fastest."
         if found is not None:
             found = read(found, int, f"{case}: a whole number or None is wanted")
-        require(found == wanted, f"{case} ({given}): the best has {wanted} replicas, not {found}.")
+        require(found == wanted, f"{case} ({given}): the best has {wanted} replicas, not {found}.{told}")
     right("Possible, then small enough, then fastest: in this order a planner works.")
 
 

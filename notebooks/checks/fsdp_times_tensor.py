@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from tiny_transformer import TinyTransformer, batch, loss_of, make_model
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from checks import NotYet, differ, dots_left, exercise, read, require, returned, right, shown, trying
+from checks import NotYet, differ, dots_left, exercise, name_slip, read, require, returned, right, shown, trying
 from checks import hint as hint
 from checks import solution as solution
 from checks.on_ranks import run_on_ranks
@@ -137,9 +139,15 @@ def on_ranks(answer: Callable[[TinyTransformer, Tensor, Tensor], Any]) -> None:
                 f"Rank {rank} has the whole model: nothing was cut.{dots_left()}")  # fmt: skip
         require(None not in seen["gradients"].values(), f"Rank {rank}: there are no gradients. Has backward run?")
         _pieces(rank, seen["numbers"], alone)
+        require(seen["groups"], f"Rank {rank}: the blocks are no groups of their own, so FSDP gathers the whole model "
+                "at once. How much would then be held?")  # fmt: skip
         rows = seen["rows"]
         require(rows == [ROWS // 2], f"Rank {rank} has computed with {' and '.join(map(str, rows)) or 'no'} rows of "
                 f"{ROWS}. Along `dp` two ranks share them; along `tp` two ranks have the same.")  # fmt: skip
+        half = seen["half"]
+        require(half in (None, rank // 2), f"Rank {rank} has computed with the rows of dp {half}; in the mesh of the "
+                f"exercise it is dp {rank // 2}, tp {rank % 2}. Ranks along `tp`, the last name, are neighbours."
+                )  # fmt: skip
         gradients = seen["gradients"]
         wrong = next((name for name, one in alone.named_parameters() if not _is_near(gradients[name], one.grad)), "")
         require(not wrong, f"Rank {rank}: the gradient of {wrong} is not that of one process. Which ranks have the "
@@ -152,14 +160,20 @@ def on_ranks(answer: Callable[[TinyTransformer, Tensor, Tensor], Any]) -> None:
 
 def step_here(answer: Callable[[TinyTransformer, Tensor, Tensor], Any]) -> dict[str, Any]:
     """On a worker: what the answer returns, and the pieces, rows and gradients of the model after it."""
-    model, rows = make_model(), []
-    model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    loss = answer(model, *batch(step=0, rows=ROWS))
+    model, (inputs, targets), seen = make_model(), batch(step=0, rows=ROWS), []
+    halves = inputs.chunk(2)
+    model.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+    loss = answer(model, inputs, targets)
     parameters = dict(model.named_parameters())
     numbers = {name: _local(each).numel() for name, each in parameters.items()}
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # two gathers are no fault here
     gradients = {name: _whole(each.grad) for name, each in parameters.items()}
     loss = loss.detach() if isinstance(loss, Tensor) else loss
-    return {"loss": _whole(loss), "rows": rows, "numbers": numbers, "gradients": gradients}
+    return {
+        "loss": _whole(loss), "rows": [len(each) for each in seen], "numbers": numbers, "gradients": gradients,
+        "half": next((number for number, half in enumerate(halves) if seen and torch.equal(seen[0], half)), None),
+        "groups": all(isinstance(block, FSDPModule) for block in model.blocks.values()),
+    }  # fmt: skip
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -205,8 +219,22 @@ def sent(answer: Callable[..., tuple[float, float]]) -> None:
         turned = along_dp != along_tp and found == (along_tp, along_dp)
         require(not turned, f"{case}: these are the two numbers, and the one along dp comes first: not {shown(found)}.")
         for name, number, wanted in zip(("dp", "tp"), found, (along_dp, along_tp), strict=True):
+            slip = name_slip(number, _sent_slips(wanted, name, dp, tp), 1e-6) if wanted else ""
             require(
                 abs(number - wanted) < 1e-6 * max(1, wanted),
-                f"{case}: along {name} a rank sends {differ(wanted, number, ' bytes, not ', 6)}.",
+                f"{case}: along {name} a rank sends {differ(wanted, number, ' bytes, not ', 6)}.{slip}",
             )
     right("The batch makes the traffic along tp, the model that along dp.")
+
+
+def _sent_slips(wanted: float, name: str, dp: int, tp: int) -> dict[str, float]:
+    """What comes out after a mistake, along a dimension."""
+    both = {"Those are numbers; each has four bytes.": wanted / 4}
+    if name == "tp":
+        return {**both, "An all-reduce sends twice (n - 1) / n of its tensor.": wanted / 2}
+    return {
+        **both,
+        "That is the whole model; tensor parallel has left a rank a part of it.": wanted * tp,
+        "A parameter travels three times: it is gathered twice, and its gradient is added up once.": wanted * 2 / 3,
+        "What is gathered is dp pieces, not one.": wanted / dp,
+    }

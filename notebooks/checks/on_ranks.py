@@ -118,8 +118,8 @@ def _why_not_free(workers: Sequence[str]) -> str:
     ranks, verb = ("Rank", "runs") if len(busy) == 1 else ("Ranks", "run")
     names = " ".join(workers[rank] for rank in busy)
     return (
-        f"{ranks} {' and '.join(map(str, busy))} still {verb} the answer that hangs: it waits inside of torch, where no "
-        f"interrupt ends it. Nothing else can run there before `%cluster restart {names}`."
+        f"{ranks} {' and '.join(map(str, busy))} still {verb} the answer that hangs: it waits inside of torch, where "
+        f"no interrupt ends it. Nothing else can run there before `%cluster restart {names}`."
     )
 
 
@@ -242,7 +242,8 @@ def _why_hanging(reports: Sequence[Report | None], workers: Sequence[str]) -> st
     gone = [str(other) for other in range(len(workers)) if other not in waits]
     others = f"rank {' and '.join(gone)} {'has' if len(gone) == 1 else 'have'} returned already" if gone else ""
     others = others or "the others wait, too"
-    return f"{len(workers)} ranks: rank {rank} waits{where}{_for_whom(rank, workers)} for ever; {others}.{_for_groups(reports)}"
+    told = f"{len(workers)} ranks: rank {rank} waits{where}{_for_whom(rank, workers)} for ever; {others}."
+    return told + _for_groups(reports)
 
 
 def _for_groups(reports: Sequence[Report | None]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from checks import differ, dots_left, exercise, read, require, returned, right, trying
+from checks import NotYet, differ, dots_left, exercise, name_slip, read, require, returned, right, trying
 from checks import hint as hint
 from checks import solution as solution
+from checks.flights import Flights, Seen
 from checks.on_ranks import Run, run_on_ranks
 from rpcbench.base.errors import count_noun
 from rpcbench.pipeline import schedules
@@ -34,10 +37,14 @@ def idle_share(answer: Callable[[float], float]) -> None:
             share = returned(answer(ratio))
         wanted = simulate(schedules.one_f_one_b(workers, microbatches)).idle
         share = read(share, float, "A number is wanted")
+        slips = {"That is the share that is busy.": 1 / (1 + ratio)}
+        if ratio < 1:
+            slips["That leads the other way: it makes a ratio of a share."] = ratio / (1 - ratio)
         require(
             abs(share - wanted) < 1e-6,
             f"With {count_noun(workers, 'worker')} and {count_noun(microbatches, 'micro-batch')} the ratio is "
-            f"{ratio:g}, and {differ(wanted, share, ' of the step is idle; you say ')}.",
+            f"{ratio:g}, and {differ(wanted, share, ' of the step is idle; you say ')}."
+            f"{name_slip(share, slips) if ratio else ''}",
         )
     right("25 % of the ideal time is 20 % of the step. Both numbers tell of the same bubble.")
 
@@ -48,7 +55,7 @@ def idle_share(answer: Callable[[float], float]) -> None:
 )
 def enough(answer: Callable[[int, float], int]) -> None:
     """`answer(workers, share)` is the smallest number of micro-batches for it."""
-    for workers, share in ((4, 0.1), (2, 0.5), (2, 0.2), (8, 0.05), (1, 0.1), (4, 0.3), (6, 0.07), (2, 0.002)):
+    for workers, share in ENOUGH:
         with trying():
             number: Any = returned(answer(workers, share))
         number = read(number, int, "A whole number is wanted")
@@ -58,8 +65,28 @@ def enough(answer: Callable[[int, float], int]) -> None:
         idle = simulate(gpipe(workers, number)).idle
         require(idle <= share + 1e-9, f"You say {number} {asked}; but then {idle:.2%} is idle.")
         fewer = simulate(gpipe(workers, number - 1)).idle if number > 1 else 1.0
-        require(fewer > share + 1e-9, f"You say {number} {asked}; but {number - 1} would do.")
+        require(fewer > share + 1e-9, f"You say {number} {asked}; but {number - 1} would do."
+                f"{_too_many(number, workers, share)}")  # fmt: skip
     right("Not one too many.")
+
+
+ENOUGH = [
+    (4, 0.1), (2, 0.5), (2, 0.2), (8, 0.05), (1, 0.1), (4, 0.3), (6, 0.07), (2, 0.002),
+    (4, 0.2), (7, 0.2), (13, 0.2),  # met exactly, where (p - 1) (1 - s) / s is rounded to a little more
+]  # fmt: skip
+
+
+def _too_many(number: int, workers: int, share: float) -> str:
+    """Return the sentence on the mistake that leads to this number; empty if none is known."""
+    if workers > 1 and number in (math.ceil((workers - 1) / share), math.ceil((workers - 1) / share - 1e-9)):
+        return " That is for the ratio to the ideal time, (p - 1) / m. The share of the whole step is asked for."
+    quotient = (workers - 1) * (1 - share) / share
+    if number == math.ceil(quotient) and quotient - math.floor(quotient) < 1e-6:
+        return (
+            f" The share is met exactly then. A quotient of rounded numbers may lie a little above a whole one: "
+            f"{quotient!r}."
+        )
+    return ""
 
 
 @exercise(
@@ -87,7 +114,8 @@ def most_kept(answer: Callable[[Sequence[str]], int]) -> None:
 
 
 # -- 1F1B with messages
-RANKS, MICROBATCHES, SHAPE = 3, 6, (2, 4)  # stages, micro-batches, shape of what a stage passes on
+RANKS, SHAPE = 3, (2, 4)  # stages, shape of what a stage passes on
+MICROBATCHES = (6, 2)  # of a step; once fewer than there are stages
 Messages = list[Tensor] | None
 
 
@@ -100,19 +128,37 @@ Messages = list[Tensor] | None
 )
 def on_ranks(answer: Callable[..., Any]) -> None:
     """`answer(stage, microbatches, shape, inputs, targets)` runs on each worker: one step of 1F1B by messages."""
-    data = torch.randn(2, MICROBATCHES, *SHAPE, generator=torch.Generator().manual_seed(24))
+    for count in MICROBATCHES:
+        with saying(f"With {count} micro-batches: " if count < RANKS else ""):
+            _try_step(answer, count)
+    right("A pipeline by hand: activations go forward, gradients go back, and as few are kept as 1F1B needs.")
+
+
+def _try_step(answer: Callable[..., Any], count: int) -> None:
+    """One step of so many micro-batches."""
+    data = torch.randn(2, count, *SHAPE, generator=torch.Generator().manual_seed(24))
     inputs, targets = list(data[0]), list(data[1])
-    given = [(inputs if rank == 0 else None, targets if rank == RANKS - 1 else None) for rank in range(RANKS)]
+    given = [(count, inputs if rank == 0 else None, targets if rank == RANKS - 1 else None) for rank in range(RANKS)]
     ran = run_on_ranks(step_here, answer, given)
     wholes = stages()
-    for number in range(MICROBATCHES):
-        (F.mse_loss(nn.Sequential(*wholes)(inputs[number]), targets[number]) / MICROBATCHES).backward()
-    for rank, (gradients, kept) in enumerate(ran.values):
+    for number in range(count):
+        (F.mse_loss(nn.Sequential(*wholes)(inputs[number]), targets[number]) / count).backward()
+    for rank, (gradients, kept, seen) in enumerate(ran.values):
         _of_one_process(rank, gradients, wholes[rank])
-        require(kept <= RANKS - rank, f"Right gradients; but rank {rank} has kept the activations of {kept} "
-                f"micro-batches at once. In 1F1B it keeps {RANKS - rank}.")  # fmt: skip
-    _activations_and_gradients(ran)
-    right("A pipeline by hand: activations go forward, gradients go back, and as few are kept as 1F1B needs.")
+        most = min(RANKS - rank, count)
+        require(kept <= most, f"Right gradients; but rank {rank} has kept the activations of {kept} "
+                f"micro-batches at once. In 1F1B it keeps {most}.")  # fmt: skip
+        require(not (why := seen.why_wrong()), f"Right gradients; but rank {rank} {why}")
+    _activations_and_gradients(ran, count)
+
+
+@contextlib.contextmanager
+def saying(case: str) -> Iterator[None]:
+    """Hints begin with the case."""
+    try:
+        yield
+    except NotYet as hint:
+        raise NotYet(f"{case}{hint}") from None
 
 
 def stages() -> list[nn.Module]:
@@ -151,12 +197,27 @@ class Stage(nn.Module):
         return held
 
 
-def step_here(answer: Callable[..., Any], inputs: Messages, targets: Messages) -> tuple[list[Tensor | None], int]:
-    """On a worker: the gradients of its stage after the answer, and how many forwards have waited at most."""
+def step_here(
+    answer: Callable[..., Any], count: int, inputs: Messages, targets: Messages
+) -> tuple[list[Tensor | None], int, Seen]:
+    """On a worker: the gradients of its stage after the answer, how many forwards have waited at most, and what
+    happened to its messages."""
     Held.now = Held.most = 0
-    stage = Stage(stages()[dist.get_rank()])
-    answer(stage, MICROBATCHES, SHAPE, inputs, targets)
-    return [None if each.grad is None else each.grad for each in stage.parameters()], Held.most
+    rank = dist.get_rank()
+    stage = Stage(stages()[rank])
+    try:
+        with trying(f"On rank {rank} of {RANKS} it"), Flights() as flights:
+            answer(stage, count, SHAPE, inputs, targets)
+    except NotYet as hint:
+        why = f" {NO_GRADIENT[rank > 0]}" if "Expected parameter `tensor`" in str(hint) else ""
+        raise NotYet(f"{hint}{why}") from None
+    return [each.grad for each in stage.parameters()], Held.most, flights.seen()
+
+
+NO_GRADIENT = (  # why what is sent is no tensor, on rank 0 and on the others
+    "The inputs of rank 0 have no gradient, and there is no rank before it.",
+    "A tensor has no gradient, but None, unless it required one before the forward in which it was used.",
+)
 
 
 def _of_one_process(rank: int, gradients: Sequence[Tensor | None], whole: nn.Module) -> None:
@@ -170,7 +231,7 @@ def _of_one_process(rank: int, gradients: Sequence[Tensor | None], whole: nn.Mod
         require(torch.allclose(found, parameter.grad, atol=1e-6), f"Rank {rank}: the gradient of {name} {told}")
 
 
-def _activations_and_gradients(ran: Run) -> None:
+def _activations_and_gradients(ran: Run, count: int) -> None:
     for rank, calls in enumerate(ran.calls):
         told = f"Right; but in the trace rank {rank}"
         others = sorted({call.op for call in calls} - {"send"})
@@ -178,8 +239,8 @@ def _activations_and_gradients(ran: Run) -> None:
         near = [other for other in (rank - 1, rank + 1) if 0 <= other < RANKS]
         astray = [call.to for call in calls if call.to not in near]
         require(not astray, f"{told} sends to rank {astray[:1]}, which is not its neighbour.")
-        require(len(calls) == len(near) * MICROBATCHES, f"{told} sends {len(calls)} messages. "
-                f"{len(near) * MICROBATCHES} are enough, one for each micro-batch and neighbour.")  # fmt: skip
+        require(len(calls) == len(near) * count, f"{told} sends {len(calls)} messages. "
+                f"{len(near) * count} are enough, one for each micro-batch and neighbour.")  # fmt: skip
 
 
 @exercise(

@@ -2,9 +2,9 @@
 # => return ratio
 # %% idle_share: wrong, fails without a bubble | raised ZeroDivisionError
 # => return 1 / (1 + 1 / ratio)
-# %% idle_share: wrong, the share that is busy | of the step is idle
+# %% idle_share: wrong, the share that is busy | That is the share that is busy
 # => return 1 / (1 + ratio)
-# %% idle_share: wrong, the way back | of the step is idle
+# %% idle_share: wrong, the way back | it makes a ratio of a share
 # => return ratio / (1 - ratio) if ratio != 1 else 1.0
 # %% idle_share: wrong, per cent | of the step is idle
 # => return 100 * ratio / (1 + ratio)
@@ -14,10 +14,12 @@
 # => return round(ratio / (1 + ratio), 2)
 # %% idle_share: wrong, nearly right while it is small | of the step is idle
 # => return ratio - ratio**2 + ratio**3
-# %% enough: wrong, the other measure | would do
+# %% enough: wrong, the other measure | for the ratio to the ideal time
 # (microbatches + workers - 1) => microbatches
 # %% enough: wrong, one too many where it fits exactly | but 27 would do
 # > share + 1e-9 => >= share
+# %% enough: wrong, a formula that rounding makes too large | may lie a little above a whole one
+# => return max(1, -int(-(workers - 1) * (1 - share) / share // 1))
 # %% enough: wrong, four times the workers | is idle
 # => return 4 * workers
 # %% enough: wrong, rounds down | is idle
@@ -68,6 +70,11 @@
 # op else - => ops.pop(0) else -
 # %% on_ranks: wrong, GPipe | rank 0 has kept the activations of 6 micro-batches at once. In 1F1B it keeps 3
 # ahead = min(size - rank, microbatches) => ahead = microbatches
+# %% on_ranks: wrong, as many forwards first as there are ranks | With 2 micro-batches: On rank 0 of 3
+# min(size - rank, microbatches) => size - rank
+# %% on_ranks: wrong, never waits for what it sends | rank 0 has not waited for 6 messages that it has sent
+# -     for _, sending in sent:
+# -         sending.wait()
 # %% on_ranks: wrong, sends wait | waits in your line
 # sent.append((tensor, dist.isend(tensor, to))) => dist.send(tensor, to)
 # -     for _, sending in sent:
@@ -76,13 +83,13 @@
 # targets[n]) / microbatches => targets[n])
 # %% on_ranks: wrong, the last one in is the first one out | Does each gradient meet the activations
 # kept.pop(0) => kept.pop()
-# %% on_ranks: wrong, no gradient of what has come | raised
+# %% on_ranks: wrong, no gradient of what has come | unless it required one before the forward
 # -             x.requires_grad_()
 # %% on_ranks: wrong, a stage without backward sends ones | is not that of one process
 # gradient = torch.empty(shape) => gradient = torch.ones(shape)
 # -             dist.recv(gradient, rank + 1)
 # +             dist.recv(torch.empty(shape), rank + 1)
-# %% on_ranks: wrong, rank 0 sends a gradient, too | raised
+# %% on_ranks: wrong, rank 0 sends a gradient, too | there is no rank before it
 # -         if rank > 0:
 # -             send(x.grad, rank - 1)
 # +         send(x.grad, rank - 1)

@@ -140,7 +140,7 @@ def merge(a, b):
 # for step in range(size): => for step in range(1):
 # -             travels = [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)]
 # there = came => pass
-# %% on_ranks: wrong, waits for both messages before it computes | rank 0 computes nothing while the messages are under way
+# %% on_ranks: wrong, waits for both messages before it computes | rank 0 computes nothing while the messages
 # owner = (rank - step) % size => [travel.wait() for travel in travels]; owner = (rank - step) % size
 # -         for travel in travels:
 # -             travel.wait()
@@ -169,7 +169,10 @@ def merge(a, b):
 # %% on_ranks: wrong, sees all slices | all slices had been seen, also those that lie ahead
 # if owner <= rank: => if True:
 # %% on_ranks: right, receives in the background by one call
-# travels = [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)] => away = dist.P2POp(dist.isend, there, (rank + 1) % size); back = dist.P2POp(dist.irecv, came, (rank - 1) % size); travels = dist.batch_isend_irecv([away, back])
+# -             travels = [dist.isend(there, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)]
+# +             away, back = (rank + 1) % size, (rank - 1) % size
+# +             both = dist.P2POp(dist.isend, there, away), dist.P2POp(dist.irecv, came, back)
+# +             travels = dist.batch_isend_irecv(list(both))
 # %% on_ranks: wrong, sends its own slice again and again | does not return what its queries read
 # dist.isend(there, => dist.isend(mine,
 # read, total = => mine, read, total = there,

@@ -23,13 +23,13 @@ def share(microbatches, replicas, replica):
     return list(torch.arange(microbatches)[replica::replicas])
 
 
-# %% combined: wrong, a mean of means | away from the gradient
+# %% combined: wrong, a mean of means | in which each replica counts alike
 # => return sum(gradients) / len(gradients)
-# %% combined: wrong, a sum | away from the gradient
+# %% combined: wrong, a sum | It is the sum of the replicas' means
 # => return sum(gradients)
-# %% combined: wrong, a sum over samples | With [4, 4] samples
+# %% combined: wrong, a sum over samples | It is a sum over the samples, not a mean
 # => return sum(gradient * count for gradient, count in zip(gradients, samples))
-# %% combined: wrong, a weighted sum divided by the replicas | away from the gradient
+# %% combined: wrong, a weighted sum divided by the replicas | It is divided by the number of replicas
 # => return sum(gradient * count for gradient, count in zip(gradients, samples)) / len(samples)
 # %% combined: wrong, weights the other way round | With [7, 6] samples
 # => return sum(gradient * count for gradient, count in zip(gradients, reversed(samples))) / sum(samples)
@@ -74,7 +74,7 @@ def combined(gradients, samples):
 # 2 * (replicas - 1) => (replicas - 1)
 # %% step_time: wrong, no bubble | That has no bubble
 # (microbatches / replicas + stages - 1) => microbatches / replicas
-# %% step_time: wrong, stages and replicas exchanged | 4 workers as 1 times 4
+# %% step_time: wrong, stages and replicas exchanged | Stages and replicas have changed places
 # => stages = workers // replicas
 # => return 3 / replicas * (microbatches / stages + replicas - 1) + 2 * (stages - 1) / stages * reduce / replicas
 # %% on_ranks: right, groups by hand
@@ -83,6 +83,8 @@ def combined(gradients, samples):
 # mesh["dp"].get_group() => groups[dist.get_rank() % stages]
 # %% on_ranks: wrong, the other dimension | It is that of both stages of one replica
 # mesh["dp"] => mesh["pp"]
+# %% on_ranks: wrong, two replicas with two stages alone | which have the same stage of two, not of 1
+# (replicas, stages) => (2, 2)
 # %% on_ranks: wrong, over all ranks | two stages, which have different parameters, were added up
 # , group=mesh["dp"].get_group()) => )
 # %% on_ranks: wrong, the plain mean | they have 7 and 3 samples
@@ -111,6 +113,10 @@ def combined(gradients, samples):
 # => return mine[:-1] / mine[-1]
 # %% best: wrong, does not look at the budget | room for 10
 # [r for r in possible if held(r) <= budget], key=time, default=None => possible, key=time
+# %% best: wrong, takes the fastest, and then looks whether it fits | layout of all, 4 replicas, does not fit
+# => possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
+# => found = min(possible, key=time)
+# => return found if held(found) <= budget else None
 # %% best: wrong, the most replicas that fit | 8 workers, 16 micro-batches, room for 100
 # => possible = [r for r in range(1, workers + 1) if workers % r == 0 and microbatches % r == 0]
 # => return max([r for r in possible if held(r) <= budget], default=None)

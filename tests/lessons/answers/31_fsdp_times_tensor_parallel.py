@@ -73,6 +73,10 @@ def rows_held(rows, dp, tp, rank):
 # +     loss = loss_of(model(inputs), targets)
 # %% on_ranks: wrong, forgets the model itself | no block has it, so the model itself takes it
 # -     fully_shard(model, mesh=mesh["dp"])
+# %% on_ranks: wrong, the model is the only group | the blocks are no groups of their own
+# -         fully_shard(block, mesh=mesh["dp"])
+# %% on_ranks: wrong, the names the other way round | Rank 1 has computed with the rows of dp 1
+# ("dp", "tp") => ("tp", "dp")
 # %% on_ranks: wrong, no tensor parallel | Tensor parallel cuts it in two, and FSDP each half again
 # -         parallelize_module(block, mesh["tp"], plan)
 # %% on_ranks: wrong, the storage first | raised
@@ -94,15 +98,15 @@ def rows_held(rows, dp, tp, rank):
 # return mean / 2 => mean / 2
 # %% sent: wrong, along tp first | the one along dp comes first
 # along_dp, along_tp => along_tp, along_dp
-# %% sent: wrong, a rank's piece counted as the whole | along dp a rank sends
+# %% sent: wrong, a rank's piece counted as the whole | What is gathered is dp pieces
 # => return 3 * (dp - 1) / dp * numbers / tp / dp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
 # %% sent: wrong, numbers for bytes | along dp a rank sends 14400 bytes, not 3600
 # => return 3 * (dp - 1) / dp * numbers / tp, sums * 2 * (tp - 1) / tp * tokens * width
-# %% sent: wrong, an all-reduce sent once | along tp a rank sends
+# %% sent: wrong, an all-reduce sent once | sends twice (n - 1) / n
 # => return 3 * (dp - 1) / dp * numbers / tp * 4, sums * (tp - 1) / tp * tokens * width * 4
-# %% sent: wrong, the whole model along dp | along dp a rank sends
+# %% sent: wrong, the whole model along dp | tensor parallel has left a rank a part of it
 # => return 3 * (dp - 1) / dp * numbers * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
-# %% sent: wrong, one gather | along dp a rank sends
+# %% sent: wrong, one gather | A parameter travels three times
 # => return 2 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * tokens * width * 4
 # %% sent: wrong, one vector for all tokens | along tp a rank sends
 # => return 3 * (dp - 1) / dp * numbers / tp * 4, sums * 2 * (tp - 1) / tp * width * 4
