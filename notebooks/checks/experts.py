@@ -174,6 +174,10 @@ def _wrong_capacity(found: list[bool], wanted: list[bool], chosen: list[int], pl
 RANKS, WIDTH = 4, 3
 ROUTED = [[2, 0, 2, 1, 3], [], [3, 3, 0], [1, 2, 2, 0, 1, 2]]  # of each rank's tokens; expert 2 has most, rank 1 none
 EXCHANGES = 3
+SIZES = (
+    " An all-to-all whose ranks disagree on a size can end a process. How many counts does each rank send, if no token "
+    "goes to the last expert?"
+)
 MOST = 4 * WIDTH * max(map(len, ROUTED))  # bytes of a rank's tokens
 TIMES = [2.0, -1.0, 3.0, 0.5]  # what an expert does to a token
 
@@ -189,7 +193,10 @@ def on_ranks(answer: Callable[[Tensor, Tensor, Callable[[Tensor], Tensor]], Tens
     tokens = [torch.arange(1.0, 1 + WIDTH * len(own)).reshape(-1, WIDTH) + 100 * rank
               for rank, own in enumerate(ROUTED)]  # fmt: skip
     given = [(each, torch.tensor(own, dtype=torch.long)) for each, own in zip(tokens, ROUTED, strict=True)]
-    ran = run_on_ranks(answer_here, answer, given)
+    try:
+        ran = run_on_ranks(answer_here, answer, given)
+    except NotYet as hint:
+        raise NotYet(f"{hint}{SIZES if 'has ended' in str(hint) else ''}") from None
     for rank, ((found, after), own) in enumerate(zip(ran.values, tokens, strict=True)):
         _answered(rank, returned(found), own)
         require(torch.equal(after, own), f"Rank {rank}: `tokens` has changed; leave it as it was.")
@@ -318,6 +325,7 @@ SLIPS = {
     "In practice a GPU computes 400 TFLOP/s, not its peak.": ENOUGH * 989 / 400,
     "Most of the experts are in other hosts, behind 50 GB/s.": ENOUGH / 9,
     "Only forward is asked for, also of the operations.": ENOUGH / 3,
+    "One part in 64 stays on its GPU: a GPU sends 63 of 64.": ENOUGH * 64 / 63,
 }
 
 

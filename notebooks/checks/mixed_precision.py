@@ -239,6 +239,8 @@ def _alike(case: str, pieces: list[list[list[float]]], results: list[tuple[Any, 
     own = [torch.tensor([number for piece in each for number in piece]) for each in pieces]
     squares = [float(each.square().sum()) for each in own]
     norm = math.sqrt(sum(squares))
+    of_ranks = sum(map(math.sqrt, squares))
+    of_each = sum(math.hypot(*piece) for each in pieces for piece in each)  # the sum of the norms of all tensors
     steps = [read(result, bool, f"{case}: `True` or `False` is wanted") for result, _ in results]
     steps_alike = len(set(steps)) == 1
     odd = steps.index(False) if not steps_alike else 0
@@ -258,6 +260,8 @@ def _alike(case: str, pieces: list[list[list[float]]], results: list[tuple[Any, 
                 (own[rank] * min(1.0, LARGEST / max(math.sqrt(squares[rank]), 1e-9)),),
             "They are clipped by the sum of the ranks' norms. Squares can be added up, norms cannot.":
                 (own[rank] * min(1.0, LARGEST / sum(map(math.sqrt, squares))),),
+            "They are clipped by the root of a sum of norms, and not of squares.":
+                tuple(own[rank] * min(1.0, LARGEST / math.sqrt(norms)) for norms in (of_ranks, of_each)),
             "They are clipped by the square of the norm.": (own[rank] * min(1.0, LARGEST / norm**2),),
             "They are clipped by the norm before the scale is taken out.": (own[rank] * LARGEST / (norm * SCALE),),
             "They are not clipped.": (own[rank],),

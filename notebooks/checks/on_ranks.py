@@ -138,7 +138,7 @@ def _is_true(future: Any) -> bool:
 def _instructed(error: Exception) -> str:
     if "in a process group already" in str(error):
         return (
-            "The check makes a process group of its own, and the workers are in one: run `%remote all "
+            "The check makes a process group of its own, and the workers are in one: run `%remote all import torch; "
             "torch.distributed.destroy_process_group()` first."
         )
     return f"The ranks could not run: {error}"

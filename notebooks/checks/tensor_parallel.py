@@ -92,7 +92,8 @@ def _pair(found: Any, width: int, size: int, rank: int) -> tuple[Tensor, Tensor]
         require(
             piece.shape == shape,
             f"Rank {rank} of {size}: its piece of `{name}`, width {width}, should have the shape {shape}, "
-            f"and has {tuple(piece.shape)}.",
+            f"and has {tuple(piece.shape)}."
+            + (" That is a cut along the other dimension." if tuple(piece.shape) == shape[::-1] != shape else ""),
         )
     return found[0], found[1]
 
@@ -267,6 +268,7 @@ def vocabulary_loss(answer: Callable[[Tensor, Tensor, int, AllReduce], Any]) -> 
         require(same, f"{case}: `scores` or `targets` have changed.")
         for rank, pair in enumerate(found):
             others = _own_maxima(given, targets, firsts, rank)
+            _counted_from_zero(pair, given, targets, f"{case}, rank {rank}")
             gradient = whole.grad[:, firsts[rank] : firsts[rank] + sizes[rank]]
             _loss_of(pair, rank, loss.detach(), gradient, case, tokens, others)
         most = max(ranks.sent)
@@ -286,6 +288,20 @@ def _own_maxima(parts: list[Tensor], targets: Tensor, firsts: list[int], rank: i
     owner, each = torch.bucketize(targets, torch.tensor(firsts), right=True) - 1, torch.arange(len(targets))
     aimed = torch.cat(parts, 1)[each, targets]
     return [(sums.log() + own - aimed).mean() for own in (largest[rank], largest[owner, each])]
+
+
+def _counted_from_zero(pair: Any, parts: list[Tensor], targets: Tensor, where: str) -> None:
+    """Name a loss in which each rank has taken a target for the number of one of its own words."""
+    if len(parts) == 1 or not isinstance(pair, tuple | list):
+        return
+    each = torch.arange(len(targets))
+    aimed = sum(
+        torch.where(targets < part.shape[1], part[each, targets.clamp(max=part.shape[1] - 1)], 0.0) for part in parts
+    )
+    loss = (torch.cat(parts, 1).logsumexp(1) - aimed).mean()
+    found = torch.as_tensor(pair[0], dtype=torch.double).squeeze()
+    require(found.shape != () or not torch.allclose(found, loss, atol=1e-6), f"{where}: `targets` count in the whole "
+            "vocabulary. Which number does a word have among the words of its rank?")  # fmt: skip
 
 
 def _loss_of(
@@ -355,6 +371,10 @@ def step_by_plan(answer: Callable[[], Any]) -> tuple[str | None, list[str], str]
     whole = [name for name in MATRICES if _numel(weights[f"{name}.weight"]) == alone.get_submodule(name).weight.numel()]
     if whole:  # then the layers do not fit together
         return "dict", whole, ""
+    for name in ("attention.out", "feed.down"):
+        placements = weights[f"{name}.weight"].placements
+        require(not placements[0].is_shard(0), f"The plan cuts {name} by columns. Then each rank multiplies the whole "
+                "input of this layer; what does a rank have of it?")  # fmt: skip
     results = [model(vectors) for model in (block, alone)]
     for result in results:
         result.square().mean().backward()

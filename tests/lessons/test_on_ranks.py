@@ -145,7 +145,9 @@ def test_a_rank_that_computes_does_not_hang(run, monkeypatch):
 def test_workers_in_a_group_are_told_to_leave_it(run, shared):
     shared.run("all", "import rpcbench.distributed as dist; dist.init_process_group('gloo')")
     try:
-        with pytest.raises(NotYet, match=r"run `%remote all torch.distributed.destroy_process_group\(\)` first"):
+        with pytest.raises(
+            NotYet, match=r"run `%remote all import torch; torch\.distributed\.destroy_process_group\(\)`"
+        ):
             run(lambda x: x)
     finally:
         shared.run("all", "import torch; torch.distributed.destroy_process_group()")

@@ -130,6 +130,9 @@ def copy_and_add(all_reduce):
 # -             return gradient
 # +             all_reduce(gradient.clone())
 # +             return gradient
+# %% vocabulary_loss: wrong, does not take away the first word | `targets` count in the whole vocabulary
+# mine = (targets >= first) & (targets < first + words) => mine = targets < words
+# place = (targets - first) => place = targets
 # %% vocabulary_loss: wrong, the softmax of one rank | in one process
 # => mine = (targets >= first) & (targets < first + scores.shape[1])
 # => place = (targets - first).clamp(0, scores.shape[1] - 1)
@@ -209,6 +212,8 @@ def vocabulary_loss(scores, targets, first, all_reduce):
 # +     all_reduce(tokens, "max")
 # = 1 => = mine.to(gradient.dtype)
 # mean(), gradient / len(targets) => sum() / tokens, gradient / tokens
+# %% on_ranks: wrong, the last matrix of attention by columns | The plan cuts attention.out by columns
+# "attention.out": RowwiseParallel() => "attention.out": ColwiseParallel()
 # %% on_ranks: wrong, the plan of the lesson | the trace has 6 all-reduces in a step, not 4
 # "attention": whole, => # no f for the whole attention
 # %% on_ranks: wrong, the attention stays whole | Rank 0 has all of attention.query, attention.key

@@ -162,6 +162,8 @@ def scaled_step(gradients, scale, clean, interval, all_reduce):
     return True, scale, clean
 
 
+# %% on_ranks: wrong, adds up norms and takes the root | by the root of a sum of norms, and not of squares
+# .square().sum() => .norm()
 # %% on_ranks: wrong, each rank decides alone | rank 2 skips the step, and rank 0 does not
 # -     dist.all_reduce(square)
 # -     if not square.isfinite():

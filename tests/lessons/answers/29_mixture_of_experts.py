@@ -197,6 +197,8 @@ def layer_of_experts(tokens, chosen, expert):
 # %% combine: wrong, without `return` | It has no `return`
 # => sums = weight.new_zeros(count).index_add(0, token, weight)
 # => answers = answers * (weight / sums[token])[:, None]
+# %% wide_enough: wrong, all that a GPU has is sent | One part in 64 stays on its GPU
+# 63 / 64 => 1
 # %% wide_enough: wrong, one all-to-all | and an answer back
 # 2 * 2 * 63 / 64 => 2 * 63 / 64
 # %% wide_enough: wrong, multiplications alone | are two operations
