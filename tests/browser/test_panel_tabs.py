@@ -191,7 +191,8 @@ def saves_layout(*words):
 
 
 def test_after_a_reload_in_a_running_cell_the_page_says_so(show, tmp_path):
-    waits = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path)!r}, 'go').exists():\n    time.sleep(0.02)"
+    begin = f"import pathlib, time\nhere = pathlib.Path({str(tmp_path)!r})\n(here / 'begun').touch()"
+    waits = f"{begin}\nwhile not (here / 'go').exists():\n    time.sleep(0.02)"
     notebook = show([START, waits], "waits.ipynb", width=1400, height=900)
     page = notebook.page
     notebook.run_to_end(START)
@@ -201,6 +202,8 @@ def test_after_a_reload_in_a_running_cell_the_page_says_so(show, tmp_path):
     with page.expect_response(saves_layout("rpcbench-panels:workers:waits.ipynb", '"current":"notebook:waits.ipynb"')):
         notebook.activate()  # JupyterLab saves its layout, with which a reload begins
     notebook.run("pathlib")
+    while not (tmp_path / "begun").exists():  # else the reload may come before the kernel has the cell
+        page.wait_for_timeout(20)
     page.add_init_script(f"({LISTEN})()")
     page.reload(wait_until="domcontentloaded")
     text = "Waiting for the kernel. If it runs a cell, it answers when that has ended."

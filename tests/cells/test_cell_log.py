@@ -36,7 +36,9 @@ def log(shell: Any) -> CellLog:
     bus = EventLog()
     bus.listening = True
     links = SimpleNamespace(bus=bus)
-    agent = SimpleNamespace(id=0, name="notebook", links=links, hooks=SimpleNamespace(on_leave=[print], on_end=[]))
+    health = SimpleNamespace(cells=[])
+    hooks = SimpleNamespace(on_leave=[print], on_end=[])
+    agent = SimpleNamespace(id=0, name="notebook", links=links, hooks=hooks, part=lambda kind: health)
     return CellLog(cast(Any, agent))
 
 

@@ -89,7 +89,7 @@ class Commands:
     def running_clusters(self):
         return {"main": self.cluster}
 
-    def start_cluster(self, size, voice):
+    def start_cluster(self, size, name, voice):
         voice.warn("few cores")
         voice.progress(size)(1, size)
         assert self.cluster.may_end.acquire(timeout=PATIENCE)

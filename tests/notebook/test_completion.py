@@ -203,7 +203,7 @@ def test_words_of_a_line():
     assert words.words_after("%cluster", ["restart", "worker1"]) == ["all", "some", "--replay"]
     assert words.words_after("%cluster", ["use"]) == ["main", "other"]
     assert words.words_after("%cluster", ["use", "main"]) == []
-    assert words.words_after("%cluster", ["stop"]) == []
+    assert words.words_after("%cluster", ["stop"]) == ["main", "other"]
     assert words.words_after("%%step", ["worker1"]) == ["all", "some", "--hold", "--of"]
     assert words.words_after("%panel", []) == [*ALL_PANELS] and words.words_after("%panel", ["shards"]) == []
     assert words.words_after("%chaos", ["drop="]) == ["off", "duplicate=", "delay=", "seed=", "kill="]
