@@ -217,7 +217,7 @@ class CollectiveTimeline:
 
     @property
     def summary(self) -> str:
-        """Text: the number of collectives, those under way and who is missing, the members that kept others waiting."""
+        """Text: the number of collectives, those under way with the members missing, those that kept others waiting."""
         count = count_noun(len(self.rows), "collective")
         lines = [f"{count} in {self.seconds * 1e3:.1f} ms" if self.rows else "no collective was recorded"]
         lines += self.describe_unfinished()
