@@ -148,6 +148,9 @@ def average(answer: Callable[[torch.nn.Module, int, Callable[[Tensor], None]], N
         require(not lost, f"The gradient of {' and '.join(lost)} is gone.")
         factors = {name: grad.flatten()[0].item() for name, grad in grads.items()}
         require(set(factors.values()) != {1.0} or reduced, f"The gradients are as they were.{dots_left()}")
+        untouched = set(factors.values()) == {1.0} and total != size
+        require(not untouched, f"{asked}: `all_reduce` was called, and the gradients are as they were. It adds up in "
+                "place: it must get the gradient itself, no copy.")  # fmt: skip
         require(set(factors.values()) != {total}, f"{asked}: you leave the sum. What is the mean?")
         whole = set(factors.values()) == {total // size} and total % size
         require(not whole, f"{asked}: you leave {total // size:g}, a whole number. `//` drops the rest; the mean is "

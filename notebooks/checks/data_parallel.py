@@ -184,6 +184,8 @@ def _of_its_stage(rank: int, found: Any, stages: int, samples: Sequence[int]) ->
             _mean(copies, [1] * len(copies)),
         "It is a sum over the replicas, not a mean.": _mean(copies, [1] * len(copies)) * len(copies),
         "It is a sum over the samples, not a mean.": _mean(copies, samples) * sum(samples),
+        "The samples of all ranks were counted, and not those of the replicas alone: each sample passes all stages.":
+            _mean(copies, samples) / stages,
         **(of_two if stages != 2 else {}),
         "It is that of both stages of one replica.": _mean(replica, [1] * len(replica)),
         "It is the sum of both stages of one replica.": _mean(replica, [1] * len(replica)) * len(replica),

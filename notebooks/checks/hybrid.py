@@ -143,15 +143,23 @@ def _try(
     require(torch.equal(ids, given), f"{case} the ids have changed.")
     require(found.shape == wanted.shape, f"{case} the shape should be {tuple(wanted.shape)}, not {tuple(found.shape)}.")
     require(found.dtype == dtype, f"{case} the rows are of {str(found.dtype).removeprefix('torch.')}, not {kind}.")
-    same_rows = torch.equal(found.sort(0).values, wanted.sort(0).values)
-    require(torch.equal(found, wanted), f"{case} " + ("they are the right rows, in another order than `ids`."
-            if same_rows else "some rows are not those that were asked for."))  # fmt: skip
+    require(torch.equal(found, wanted), f"{case} {_wrong_rows(found, wanted, whole)}.")
     _look(case, log, count, most)
     require(found.requires_grad, f"{case} the rows have no graph behind them: gradients would not go back.")
     pull = torch.arange(1.0, found.numel() + 1).reshape(found.shape)
     (gradient,) = torch.autograd.grad((found * pull).sum(), whole)
     (right_one,) = torch.autograd.grad((wanted * pull).sum(), whole)
     require(torch.equal(gradient, right_one), f"{case} the gradients of the tables are wrong.")
+
+
+def _wrong_rows(found: Tensor, wanted: Tensor, whole: Tensor) -> str:
+    """Which rows are wrong: all of them in another order, or one that belongs to another id."""
+    if torch.equal(found.sort(0).values, wanted.sort(0).values):
+        return "they are the right rows, in another order than `ids`"
+    place = next(i for i, (mine, its) in enumerate(zip(found, wanted, strict=True)) if not torch.equal(mine, its))
+    of = [number for number, row in enumerate(whole) if torch.equal(row, found[place])]
+    others = f": row {place} is that of id {of[0]}. Rows come table by table, and `ids` has another order" if of else ""
+    return f"some rows are not those that were asked for{others}"
 
 
 def _look(case: str, log: list[tuple[str, int, int]], count: int, most: int) -> None:

@@ -134,7 +134,8 @@ def _no_longer(case: str, result: StepResult, microbatches: int, most: int) -> N
     best = schedule(_limited(microbatches, most)).simulate().idle
     assert result.idle_ideal is not None
     require(result.idle_ideal <= best + 1e-9, f"{case}: right gradients, and no more is kept; but on paper "
-            f"{result.idle_ideal:.1%} are idle, and {best:.1%} are possible.")  # fmt: skip
+            f"{result.idle_ideal:.1%} are idle, and {best:.1%} are possible. It should not become empty before "
+            "the last forward: a worker that keeps as many as it may runs one backward, then a forward.")  # fmt: skip
 
 
 def _limited(microbatches: int, most: int) -> str:

@@ -98,7 +98,7 @@
 # => for parameter in model.parameters():
 # =>     if parameter.grad is not None:
 # =>         parameter.grad = all_reduce(parameter.grad) / size
-# %% average: wrong, on a copy | the gradient of weight is 1; the mean is 2.5
+# %% average: wrong, on a copy | it must get the gradient itself, no copy
 # => for parameter in model.parameters():
 # =>     if parameter.grad is not None:
 # =>         grad = parameter.grad.clone()

@@ -98,7 +98,7 @@
 # => different, where = ids.unique(return_inverse=True)
 # => asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
 # => return torch.cat([rows.wait() for rows in asked])[where]
-# %%% lookup_once: wrong, forgets that rows come table by table | some rows are not those
+# %%% lookup_once: wrong, forgets that rows come table by table | Rows come table by table
 # -     asked = [tables[i % n].rpc_async().forward(torch.tensor([i // n])) for i in different.tolist()]
 # +     asked = [table.rpc_async().forward(different[different % n == k] // n) for k, table in enumerate(tables)]
 # %% lookup_once: wrong, one table after the other | they work one after the other

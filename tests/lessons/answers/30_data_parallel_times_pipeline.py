@@ -87,6 +87,15 @@ def combined(gradients, samples):
 # (replicas, stages) => (2, 2)
 # %% on_ranks: wrong, over all ranks | two stages, which have different parameters, were added up
 # , group=mesh["dp"].get_group()) => )
+# %% on_ranks: wrong, the samples of all ranks | The samples of all ranks were counted
+# -     total = torch.cat([gradient.flatten() * samples, gradient.new_tensor([samples])])
+# -     dist.all_reduce(total, group=mesh["dp"].get_group())
+# -     return (total[:-1] / total[-1]).view_as(gradient)
+# +     count = torch.tensor(float(samples))
+# +     dist.all_reduce(count)
+# +     total = gradient * samples
+# +     dist.all_reduce(total, group=mesh["dp"].get_group())
+# +     return total / count
 # %% on_ranks: wrong, the plain mean | they have 7 and 3 samples
 # gradient.flatten() * samples, gradient.new_tensor([samples]) => gradient.flatten(), gradient.new_ones(1)
 # %% on_ranks: wrong, the sum over the replicas | It is a sum over the replicas, not a mean
