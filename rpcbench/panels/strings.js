@@ -164,7 +164,7 @@ const STRINGS = {
       "in the context, not in .grad. The operations of the loss are known when backward begins. Operations that only reshape " +
       "are left out. Large graphs fold. While contexts come and go, as in training, the last one that has ended is shown. A " +
       "pipeline's step has the number that the pipeline panel gives it.",
-    hint: ["Autograd contexts appear here from now on. After import rpcbench.autograd, open one: ", "with rpcbench.autograd.context() as context_id:"],
+    hint: ["Autograd contexts appear here from now on. Open one: ", "with rpcbench.autograd.context() as context_id:"],
     shown: "Context shown",
     latest: "latest",
     named: (key, step, isEnded) => `${step === null ? `context ${key}` : `step ${step}`}${isEnded ? ", released" : ""}`,

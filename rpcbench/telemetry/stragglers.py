@@ -27,6 +27,7 @@ _LEAST = 0.1
 cause, to be named."""
 _MANY = 1.2
 """The calls of a straggler, in those of the others, from which it counts as calling more operators."""
+_FEW = 20  # calls: a difference that is no cause of waiting
 
 
 class Excess(NamedTuple):
@@ -95,7 +96,7 @@ class OperatorTotals(NamedTuple):
 
     @property
     def more(self) -> bool:
-        return self.calls > _MANY * self.calls_elsewhere
+        return self.calls > _MANY * self.calls_elsewhere and self.calls - self.calls_elsewhere >= _FEW
 
 
 def _total_operators(name: str, members: Members) -> Iterator[OperatorTotals]:

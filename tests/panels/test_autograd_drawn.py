@@ -55,7 +55,7 @@ def legend(shown):
 
 def test_a_panel_that_was_opened_late_does_not_say_that_there_was_none(show):
     (hint,) = show("autograd", world(2)).texts(".rb-hint")
-    assert hint.startswith("Autograd contexts appear here from now on. After import rpcbench.autograd, open one: ")
+    assert hint.startswith("Autograd contexts appear here from now on. Open one: ")
 
 
 def test_a_lane_for_each_worker_with_its_operations_in_order(show):
