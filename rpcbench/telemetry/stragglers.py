@@ -27,7 +27,7 @@ _LEAST = 0.1
 cause, to be named."""
 _MANY = 1.2
 """The calls of a straggler, in those of the others, from which it counts as calling more operators."""
-_FEW = 20  # calls: a difference that is no cause of waiting
+_FEW = 3  # calls: a smaller difference is no cause of waiting
 
 
 class Excess(NamedTuple):
